@@ -47,5 +47,5 @@ if printf '%s\n' "${missing[@]}" | grep -qx openssh-server; then
   touch /etc/ssh/sshd_not_to_be_run
 fi
 export DEBIAN_FRONTEND=noninteractive
-apt-get update -qq
-apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+apt-get update -qq -o Acquire::Retries=5
+apt-get install -y -qq -o Acquire::Retries=5 --no-install-recommends "${missing[@]}" >/dev/null

@@ -14,7 +14,7 @@ done
 # Fixed times make two runs over the same packages alike.
 export SOURCE_DATE_EPOCH=0
 exec mmdebstrap --quiet --variant=minbase --include=jupyter-notebook,python3-pip,ca-certificates \
-  --aptopt='Acquire::Languages "none"' \
+  --aptopt='Acquire::Languages "none"' --aptopt='Acquire::Retries "5"' \
   --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
   --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/info/*' \
   --customize-hook='echo "jupyter:x:1000:1000:Jupyter:/home/jupyter:/bin/bash" >>"$1/etc/passwd"' \
