@@ -20,6 +20,9 @@ const (
 	followAgainAfter = time.Second
 )
 
+// errLongLine ends a stream for good: the same line would come again.
+var errLongLine = fmt.Errorf("a line has more than %d bytes", maxEventBytes)
+
 // Events calls handle with each event that the hub streams, in order, and returns its first error. A followed stream
 // that breaks or ends is opened again after the last event that handle has taken; it goes on until ctx ends, and
 // returns nil then. An event may come twice.
@@ -75,6 +78,9 @@ func streamOnce(ctx context.Context, hub *Hub, p *StreamEventsParams, handle fun
 		if errors.Is(err, io.EOF) {
 			return last, nil
 		}
+		if errors.Is(err, errLongLine) {
+			return last, fmt.Errorf("the hub's event is not what the contract says: %w", err)
+		}
 		if err != nil {
 			return last, unreachable(res.Request, err)
 		}
@@ -100,7 +106,7 @@ func readLine(r *bufio.Reader) (line []byte, err error) {
 			return line, err
 		}
 		if len(line) > maxEventBytes {
-			return nil, fmt.Errorf("a line of more than %d bytes: %w", maxEventBytes, http.ErrContentLength)
+			return nil, errLongLine
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -39,4 +40,18 @@ func TestFollowedEventsGoOnWhereTheyBroke(t *testing.T) {
 	ignore := func(client.Event) error { return nil }
 	err = client.Events(t.Context(), hub, client.StreamEventsParams{}, ignore)
 	require.NoError(t, err, "one that does not follow ends")
+}
+
+// What never passes ends a followed stream: the same line would come again.
+func TestALineThatIsTooLongEndsAFollowedStream(t *testing.T) {
+	asked := 0
+	hub := open(t, func(w http.ResponseWriter, _ *http.Request) {
+		asked++
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = fmt.Fprintf(w, "id: 1\ndata: {\"pos\":1,\"type\":\"%s\"}\n\n", strings.Repeat("x", 2<<20))
+	})
+	ignore := func(client.Event) error { return nil }
+	err := client.Events(t.Context(), hub, client.StreamEventsParams{Follow: true}, ignore)
+	require.ErrorContains(t, err, "a line has more than")
+	require.Equal(t, 1, asked)
 }
