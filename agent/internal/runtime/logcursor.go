@@ -46,7 +46,7 @@ func (c *logCursor) Read(p []byte) (int, error) {
 			c.close()
 		}
 		last := c.r.rotations[c.id]
-		if last.number == c.rotations {
+		if last.number <= c.rotations { // less of a log that was removed
 			n, err := c.log.ReadAt(p, c.at)
 			c.at += int64(n)
 			return n, err
