@@ -210,7 +210,7 @@ func TestALogIsReadSinceATime(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// A log may be cut, and grow past where its reader was, before the reader looks again.
+// A log may be cut, and grow past where its reader was, before it is read again.
 func TestAFollowedLogLosesNothingByRotations(t *testing.T) {
 	f := newFixture(t, func(c *runtime.Config) { c.MaxLogBytes = 1000 })
 	id := f.startWaiting(f.image())
