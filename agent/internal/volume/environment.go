@@ -220,7 +220,7 @@ func (e *Environments) Use(ctx context.Context, id string) (dir, packages string
 	defer unlock()
 	r, err := e.load(id)
 	if err != nil {
-		if !errors.Is(err, fs.ErrNotExist) { // damaged: it is installed anew
+		if errors.Is(err, errDamaged) { // it is installed anew
 			err = errors.Join(err, e.remove(ctx, id))
 		}
 		return "", "", environmentFailed("find", err)
@@ -253,13 +253,18 @@ func (e *Environments) load(id string) (Environment, error) {
 		return r, err
 	}
 	r.UsedAt = info.ModTime()
-	return r, json.Unmarshal(raw, &r)
+	if err := json.Unmarshal(raw, &r); err != nil {
+		return r, fmt.Errorf("%w: %w", errDamaged, err)
+	}
+	return r, nil
 }
 
-// isDamaged reports whether an environment has a record that cannot be read.
+// errDamaged says that an environment's record is none. One that cannot be read at present may be whole.
+var errDamaged = errors.New("the record is damaged")
+
 func (e *Environments) isDamaged(id string) bool {
 	_, err := e.load(id)
-	return err != nil && !errors.Is(err, fs.ErrNotExist)
+	return errors.Is(err, errDamaged)
 }
 
 // List returns the installed environments, the longest unused first.

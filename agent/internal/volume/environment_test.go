@@ -126,6 +126,17 @@ func TestADamagedEnvironmentIsInstalledAnew(t *testing.T) {
 	require.NoError(t, f.e.Commit(t.Context(), "member.2", volume.Environment{ID: "project.1"}))
 	_, _, err := f.e.Use(t.Context(), "project.1")
 	require.NoError(t, err)
+
+	// A record that cannot be read at present says nothing of the environment.
+	require.NoError(t, os.Rename(record, record+".kept"))
+	require.NoError(t, os.Mkdir(record, 0o700))
+	_, _, err = f.e.Use(t.Context(), "project.1")
+	require.Error(t, err)
+	require.NoError(t, f.e.Collect(t.Context(), nil, func(string) bool { return false }))
+	require.NoError(t, os.Remove(record))
+	require.NoError(t, os.Rename(record+".kept", record))
+	_, _, err = f.e.Use(t.Context(), "project.1")
+	require.NoError(t, err)
 }
 
 func TestRoomIsMadeOfUnusedEnvironments(t *testing.T) {
