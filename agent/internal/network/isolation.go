@@ -29,9 +29,6 @@ func (n *Network) EnsureRules(ctx context.Context) (restored bool, err error) {
 	}
 	n.use.RLock()
 	state, err := n.checkRules(ctx, members)
-	if err == nil && state == rulesIntact {
-		err = n.keepForwarding(ctx)
-	}
 	n.use.RUnlock()
 	if state == rulesIntact || err != nil {
 		return false, err

@@ -54,7 +54,6 @@ func (r *Runtime) removeLogs(id string) error {
 			return fmt.Errorf("remove log: %w", err)
 		}
 	}
-	delete(r.rotations, id)
 	return nil
 }
 
@@ -104,26 +103,18 @@ func (r *Runtime) rotate(id string) error {
 	if err != nil {
 		return err
 	}
-	from := max(0, size-r.cfg.MaxLogBytes)
-	err = r.keepNewest(id, log, from, size)
-	rotation := logRotation{r.rotations[id].number + 1, from, err == nil}
+	err = r.keepNewest(id, log, size)
 	// The times are those of the log before the cut.
 	if gone := os.Remove(r.timesPath(id)); !errors.Is(gone, fs.ErrNotExist) {
 		err = errors.Join(err, gone)
 	}
 	// Cut it even when the disk is too full for a copy: bounding the log comes first.
-	cut := log.Truncate(0)
-	if cut == nil {
-		if r.rotations == nil {
-			r.rotations = map[string]logRotation{}
-		}
-		r.rotations[id] = rotation
-	}
-	return errors.Join(err, cut)
+	return errors.Join(err, log.Truncate(0))
 }
 
-// keepNewest copies a log of this size beside itself, from an offset: after a burst only its newest part.
-func (r *Runtime) keepNewest(id string, log io.ReadSeeker, from, size int64) error {
+// keepNewest copies a log of this size beside itself; after a burst only its newest part.
+func (r *Runtime) keepNewest(id string, log io.ReadSeeker, size int64) error {
+	from := max(0, size-r.cfg.MaxLogBytes)
 	if _, err := log.Seek(from, io.SeekStart); err != nil {
 		return err
 	}
@@ -142,9 +133,6 @@ func (r *Runtime) keepNewest(id string, log io.ReadSeeker, from, size int64) err
 	}
 	if err = errors.Join(err, copied.Close()); err == nil {
 		err = os.Rename(fresh, r.rotatedPath(id))
-	}
-	if err != nil {
-		err = errors.Join(err, os.Remove(fresh))
 	}
 	if err == nil {
 		err = r.rotateLogTimes(id, from, size)
@@ -198,8 +186,6 @@ func (l *logReader) Close() error {
 func (r *Runtime) copyLog(ctx context.Context, w io.Writer, log *os.File, id string, tailLines int, since time.Time,
 	follow bool,
 ) error {
-	cursor := &logCursor{r: r, id: id, log: log, rotations: r.rotationsOf(id)}
-	defer cursor.close()
 	rotated, current, err := r.startOfLog(id, log, since)
 	if err != nil {
 		return err
@@ -208,7 +194,7 @@ func (r *Runtime) copyLog(ctx context.Context, w io.Writer, log *os.File, id str
 	if err != nil {
 		return err
 	}
-	cursor.at = max(at, current)
+	at = max(at, current)
 	if lines < tailLines && rotated >= 0 {
 		if err := copyRotated(w, r.rotatedPath(id), tailLines-lines, rotated); err != nil {
 			return err
@@ -221,11 +207,12 @@ func (r *Runtime) copyLog(ctx context.Context, w io.Writer, log *os.File, id str
 		if err != nil {
 			return err
 		}
-		var unread io.Reader = cursor
-		if !follow {
-			unread = io.LimitReader(cursor, info.Size()-cursor.at)
+		if info.Size() < at {
+			at = 0 // rotated
 		}
-		if _, err = io.Copy(w, unread); err != nil || !more {
+		n, err := io.Copy(w, io.NewSectionReader(log, at, info.Size()-at))
+		at += n
+		if err != nil || !more {
 			return err
 		}
 		if !loop.Pause(ctx, followEvery) {

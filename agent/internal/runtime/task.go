@@ -5,10 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
-	"strconv"
-	"sync"
 	"syscall"
 	"time"
 
@@ -22,7 +19,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/typeurl/v2"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/loop"
@@ -105,87 +101,9 @@ type Stats struct {
 	Pids        uint64
 }
 
-const (
-	// allStatsTimeout bounds the question what all containers use, oneStatsTimeout that of a single one.
-	allStatsTimeout = 5 * time.Second
-	oneStatsTimeout = 2 * time.Second
-	// maxStatsAsked bounds the containers that are asked for at once.
-	maxStatsAsked = 32
-	// silentFor is how long a shim that did not answer is not asked.
-	silentFor = time.Minute
-)
-
-// AllStats reads the use of every running container, by id, with one question. containerd asks one shim after the
-// other, and answers without those that come after one that is silent until the time is over: AllStats asks for each
-// that is missing alone.
+// AllStats reads the use of every running container, by id, with one question.
 func (r *Runtime) AllStats(ctx context.Context) (map[string]Stats, error) {
-	out := map[string]Stats{}
-	if !r.anySilent() {
-		all, err := r.readStats(ctx, allStatsTimeout)
-		if err != nil && !errdefs.IsDeadlineExceeded(err) {
-			return nil, err
-		}
-		maps.Copy(out, all)
-	}
-	var missing []string
-	r.running.Range(func(key, _ any) bool {
-		id, _ := key.(string)
-		if _, has := out[id]; !has && !r.isSilent(id) {
-			missing = append(missing, id)
-		}
-		return true
-	})
-	var mu sync.Mutex
-	var asking errgroup.Group
-	asking.SetLimit(maxStatsAsked)
-	for _, id := range missing {
-		asking.Go(func() error {
-			began := time.Now()
-			one, err := r.readStats(ctx, oneStatsTimeout, "id=="+strconv.Quote(id))
-			if len(one) == 0 && time.Since(began) >= oneStatsTimeout/2 && ctx.Err() == nil {
-				r.silent.Store(id, time.Now())
-				r.cfg.Log.WarnContext(ctx, "a container's shim does not answer", slog.String("container_id", id),
-					slog.Any("error", err))
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			maps.Copy(out, one)
-			return nil
-		})
-	}
-	return out, errors.Join(asking.Wait(), ctx.Err())
-}
-
-// isSilent reports whether the container's shim did not answer, not long ago.
-func (r *Runtime) isSilent(id string) bool {
-	found, _ := r.silent.Load(id)
-	since, is := found.(time.Time)
-	if is && time.Since(since) >= silentFor {
-		r.silent.Delete(id)
-		return false
-	}
-	return is
-}
-
-// anySilent reports whether the shim of any running container is silent.
-func (r *Runtime) anySilent() (is bool) {
-	r.silent.Range(func(key, _ any) bool {
-		id, _ := key.(string)
-		if _, runs := r.running.Load(id); !runs {
-			r.silent.Delete(id)
-		} else if r.isSilent(id) {
-			is = true
-		}
-		return true
-	})
-	return is
-}
-
-// readStats reads the use of the containers that a filter of containerd names, of all without one.
-func (r *Runtime) readStats(ctx context.Context, within time.Duration, filters ...string) (map[string]Stats, error) {
-	ctx, cancel := context.WithTimeout(r.ns(ctx), within)
-	defer cancel()
-	response, err := r.client.TaskService().Metrics(ctx, &tasks.MetricsRequest{Filters: filters})
+	response, err := r.client.TaskService().Metrics(r.ns(ctx), &tasks.MetricsRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("read metrics: %w", errgrpc.ToNative(err))
 	}
