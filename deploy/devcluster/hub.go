@@ -55,7 +55,8 @@ func (c HubConfig) PassphraseFile() string { return filepath.Join(c.Dir, "keys",
 
 func (c HubConfig) binary() string { return filepath.Join(c.Bin, "gpuaas-hub") }
 
-// InitHub runs `gpuaas-hub init`, keeps the passphrase that it makes, and returns the root fingerprint.
+// InitHub runs `gpuaas-hub init`, writes the passphrase that init generates to PassphraseFile, and returns the root
+// fingerprint.
 func InitHub(ctx context.Context, c HubConfig, trustDomain string) (string, error) {
 	// 0711: the private PostgreSQL runs as a user of its own, who passes through.
 	if err := os.MkdirAll(c.Dir, 0o711); err != nil {

@@ -90,7 +90,7 @@ func backupPath(file, dataDir string) (string, error) {
 	return path, nil
 }
 
-// makeBackup fills in the rest of the source.
+// makeBackup writes a backup to path. The caller sets what a command line chooses of the source, makeBackup the rest.
 func makeBackup(ctx context.Context, c config, path string, source backup.Source, onClose func(func() error),
 ) (backup.Made, error) {
 	keys, err := trust.Open(c.dataDir)

@@ -18,8 +18,8 @@ const MinPassphraseBytes = 16
 // NewPassphrase makes a passphrase of 130 random bits, in letters and digits that are told apart in print.
 func NewPassphrase() string { return rand.Text() }
 
-// NewPassphraseWorkFactor is the work factor for what a passphrase of NewPassphrase encrypts. Stretching protects a
-// passphrase that can be guessed, which takes a second and 256 MiB at each use; 130 random bits cannot be.
+// NewPassphraseWorkFactor is log2 of scrypt's work for a passphrase of NewPassphrase. Age's default, a second and
+// 256 MiB at each use, protects a passphrase that can be guessed; 130 random bits cannot.
 const NewPassphraseWorkFactor = 12
 
 // CheckPassphrase refuses a new passphrase that is too short. One that guards an old file is never refused.
