@@ -88,3 +88,18 @@ func TestRevisionThatFillsTheDiskIsNotTriedForEver(t *testing.T) {
 	require.Empty(t, diff(w))
 	require.NotEmpty(t, diff(web(3)))
 }
+
+// A container that the journal does not know is found by its service and copy, as others are.
+func TestARunOfALostStoreIsThatOfItsContainer(t *testing.T) {
+	l := agent.Listed{ID: "m.1", MemberID: "m", InstanceID: "i", Service: "web", Copy: "abc", Revision: 3}
+	run := l.UnknownRun(sameClock{})
+	require.Equal(t, []string{l.ID, l.MemberID, l.InstanceID, l.Service, l.Copy},
+		[]string{run.ID, run.MemberID, run.InstanceID, run.Service, run.Copy})
+}
+
+// sameClock is a machine's clock that tells the node's time.
+type sameClock struct{}
+
+func (sameClock) FromMachineTime(t, _ time.Time) time.Time { return t }
+
+func (sameClock) Exited(t time.Time) time.Time { return t }

@@ -101,6 +101,7 @@ func (l Listed) UnknownRun(clock MachineTime) Run {
 		MemberID:   l.MemberID,
 		InstanceID: l.InstanceID,
 		Service:    l.Service,
+		Copy:       l.Copy,
 		Revision:   l.Revision,
 		StartedAt:  clock.FromMachineTime(l.StartedAt, time.Time{}),
 	}

@@ -314,3 +314,21 @@ func TestContainersThatDependOnEachOtherStop(t *testing.T) {
 	a.DependsOn, b.DependsOn = []string{"server"}, []string{"db"}
 	require.Len(t, agent.Diff(agent.Desired{}, nil, shopMachine(member(), a, b), noon), 2)
 }
+
+// What has done its work stays for its log, unless it keeps an accelerator from others.
+func TestWhatIsDoneGivesItsAcceleratorBack(t *testing.T) {
+	w := shop(2)
+	done := changed(of(w, "migrate"), func(c *agent.Container) {
+		isExited(c)
+		c.ExitCode, c.ExitRecorded = 0, true
+	})
+	diff := func() []agent.Action {
+		o := shopMachine(migrated(nil), of(w, "db"), done, of(w, "server"), of(w, "sidecar"))
+		return agent.Diff(desired(w), week("web"), o, noon)
+	}
+	require.Empty(t, diff())
+	w.Services[1].AcceleratorIDs, done.AcceleratorIDs = []string{"GPU-1"}, []string{"GPU-1"}
+	require.Equal(t, []agent.Action{
+		agent.RemoveContainer{MemberID: "web", ContainerID: done.ID, Service: "migrate"},
+	}, diff())
+}

@@ -107,14 +107,12 @@ func (c Clock) Earliest(r Reading) time.Time {
 }
 
 // Sync sets the clock by a hub's answer that took so long: the time is between hub and hub + took. A clock within that
-// interval, or Near it, is left as it is; any other is set to the nearer end.
+// interval, or Near it, is left as it is. Any other is set to hub: an answer that took long mostly waited in the hub,
+// before the hub read its clock.
 func (c Clock) Sync(hub time.Time, took time.Duration, r Reading) Clock {
-	at, latest := c.At(r), hub.Add(took)
-	switch {
-	case at.Before(hub.Add(-Near)):
+	at := c.At(r)
+	if at.Before(hub.Add(-Near)) || at.After(hub.Add(took+Near)) {
 		at = hub
-	case at.After(latest.Add(Near)):
-		at = latest
 	}
 	c.anchor = Stamp{At: Later(at, c.floor).Round(0).UTC(), BootID: r.BootID, SinceBoot: r.SinceBoot, Synced: true}
 	return c

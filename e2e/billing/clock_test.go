@@ -105,9 +105,11 @@ func (n *datedNode) awaitTime() {
 	n.Testbed.Eventually("the node knows the time", func() error {
 		var s nodeTime
 		err := n.query("status", &s)
-		if err == nil && (!s.Trusted || time.Since(s.Time).Abs() > rightTime || slices.Contains(s.Conditions,
+		wrong := time.Since(s.Time)
+		if err == nil && (!s.Trusted || wrong.Abs() > rightTime || slices.Contains(s.Conditions,
 			conditionClock) != (n.off != 0)) {
-			err = fmt.Errorf("it is %s by the node, trusted %t, conditions %v", s.Time, s.Trusted, s.Conditions)
+			err = fmt.Errorf("the node's time is behind by %s, trusted %t, its machine's clock is ahead by %s, conditions %v",
+				wrong, s.Trusted, n.off, s.Conditions)
 		}
 		return err
 	})

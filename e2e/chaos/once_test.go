@@ -13,7 +13,7 @@ import (
 // A service that ends before the others start has done its work once its exit is noted, whenever the agent is killed.
 func TestLaw13WhatAServiceHasDoneIsNotDoneAgainAfterAKill(t *testing.T) {
 	k := newKillTest(t, 1)
-	for _, point := range []string{"agent/exit/measured", "agent/exit/restart_counted"} {
+	for _, point := range []string{"agent/exit/measured", "agent/exit/recorded"} {
 		started, crashes := k.oracle.Starts(), k.agentProgram.crashes
 		k.agentProgram.arm(t, point, 1)
 		var i api.AppInstance

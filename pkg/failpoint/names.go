@@ -63,7 +63,7 @@ agent/secrets/delivered
 agent/stop/requested
 agent/stop/signalled
 agent/exit/measured
-agent/exit/restart_counted
+agent/exit/recorded
 agent/remove/task_deleted
 agent/remove/container_deleted
 agent/remove/cgroup_removed

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -139,4 +140,19 @@ func TestFullDiskIsToldAtOnce(t *testing.T) {
 	_, err := execute(t, append([]string{"enroll"}, dirs...)...)
 	require.EqualValues(t, "disk_full", fault.As(err).Code)
 	require.Contains(t, fault.As(err).Public, "Free some space")
+}
+
+func TestASocketThatAKilledAgentHasLeftIsRemoved(t *testing.T) {
+	dir := t.TempDir()
+	socket, file := filepath.Join(dir, "agent.sock"), filepath.Join(dir, "file")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
+	require.NoError(t, err)
+	l.SetUnlinkOnClose(false)
+	require.NoError(t, l.Close())
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	for _, path := range []string{socket, socket, file} {
+		require.NoError(t, removeSocket(path))
+	}
+	require.NoFileExists(t, socket)
+	require.FileExists(t, file)
 }

@@ -69,7 +69,27 @@ func (c *config) uninstall(ctx context.Context) error {
 		return fault.New(fault.Internal, codeUninstallIncomplete, "Not everything could be removed; the data directory "+
 			"stays, so that uninstall can be run again.", err)
 	}
+	if err := removeSocket(c.socket()); err != nil {
+		return err
+	}
 	return c.removeDirectories()
+}
+
+// removeSocket removes what a killed agent has left of its socket, which may lie outside its directories.
+func removeSocket(path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err == nil && info.Mode().Type() != os.ModeSocket:
+		return nil // another file
+	case err == nil:
+		err = os.Remove(path)
+	}
+	if err != nil {
+		return fault.New(fault.Internal, codeUninstallIncomplete, fmt.Sprintf("%s cannot be removed.", path), err)
+	}
+	return nil
 }
 
 // removeDirectories empties the two directories, and removes them unless they are mount points.

@@ -252,10 +252,11 @@ type machine struct{ root string }
 
 func (m machine) path(path string) string { return filepath.Join("/", m.root, path) }
 
-// text is the content of a file without surrounding space, empty where it cannot be read.
+// text is the content of a file without surrounding space, empty where it cannot be read. A board may name itself in
+// any bytes, and no report with a text that is not UTF-8 can be encoded.
 func (m machine) text(path string) string {
 	raw, _ := os.ReadFile(m.path(path))
-	return strings.TrimSpace(string(raw))
+	return strings.ToValidUTF8(strings.TrimSpace(string(raw)), "?")
 }
 
 // numaNode is the NUMA node of a PCI device, nil where the kernel does not say.

@@ -94,3 +94,14 @@ func TestRadeonWithAndWithoutAUniqueID(t *testing.T) {
 		PciAddress: "0000:03:00.0", Cores: 96, DriverVersion: "6.12.9-amd64",
 	}, list[1])
 }
+
+// One board must not silence its node: a report with a text that is not UTF-8 could not be encoded.
+func TestABoardMayNameItselfInAnyBytes(t *testing.T) {
+	root := unpack(t, "mi210")
+	name := filepath.Join(root, "sys/bus/pci/drivers/amdgpu/0000:43:00.0/product_name")
+	require.NoError(t, os.WriteFile(name, []byte("Instinct\xff\xff\n"), 0o600))
+	list := start(t, accelerator.Config{Root: root}).List()
+	require.Equal(t, "Instinct?", list[0].GetModel())
+	_, err := proto.Marshal(list[0])
+	require.NoError(t, err)
+}

@@ -28,7 +28,7 @@ type Config struct {
 
 func (c Config) read(path string) (string, error) {
 	data, err := os.ReadFile(filepath.Join("/", c.Root, path))
-	return string(data), err
+	return strings.ToValidUTF8(string(data), "?"), err // else no hello could be encoded
 }
 
 // Facts describes the machine, without the versions of containerd and runc, which agent/internal/runtime reads. The
@@ -41,8 +41,8 @@ func Facts(_ context.Context, cfg Config) (*protocol.NodeFacts, error) {
 			errs = append(errs, fmt.Errorf("%s: %w", what, err))
 		}
 	}
-	var err error
-	f.Hostname, err = os.Hostname()
+	name, err := os.Hostname()
+	f.Hostname = strings.ToValidUTF8(name, "?")
 	note(err, "hostname")
 	f.Os, err = cfg.osName()
 	note(err, "operating system")

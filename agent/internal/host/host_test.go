@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/agent/internal/host"
 	"github.com/gpuaas/gpuaas/e2e/skip"
@@ -56,6 +57,19 @@ func TestFactsAreReadFromTheirSources(t *testing.T) {
 	require.ErrorContains(t, err, "memory")
 	require.NotEmpty(t, f.GetKernel(), "what can be read is there all the same")
 	require.Equal(t, []string{protocol.ConditionCgroupV1}, f.GetConditions())
+}
+
+// A hello with a text that is not UTF-8 could not be encoded, and the node would never get a session.
+func TestAFactIsATextWhateverItsFileHolds(t *testing.T) {
+	f, err := host.Facts(t.Context(), machine(t, map[string]string{
+		"etc/os-release": "PRETTY_NAME=\"Linux f\xfcr Rechner\"\n",
+		"proc/meminfo":   "MemTotal: 1 kB\n",
+		"proc/stat":      "btime 1\n",
+	}))
+	require.NoError(t, err)
+	require.Equal(t, "Linux f?r Rechner", f.GetOs())
+	_, err = proto.Marshal(f)
+	require.NoError(t, err)
 }
 
 func TestOldRuncIsReported(t *testing.T) {

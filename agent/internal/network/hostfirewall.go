@@ -50,6 +50,23 @@ func (n *Network) allowForwarding(ctx context.Context) error {
 	return nil
 }
 
+// keepForwarding lets members out again where another program has changed the host's own firewall since;
+// iptables-legacy does not tell of that. The caller holds use.
+func (n *Network) keepForwarding(ctx context.Context) error {
+	generation, err := rulesetGeneration()
+	if err != nil {
+		return err
+	}
+	if checked := n.forwardingGeneration.Load(); checked != nil && *checked == generation {
+		return nil
+	}
+	if err := n.allowForwarding(ctx); err != nil {
+		return err
+	}
+	n.forwardingGeneration.Store(&generation)
+	return nil
+}
+
 // removeForwardRules removes those rules, also when they were added more than once.
 func (n *Network) removeForwardRules(ctx context.Context) error {
 	if used, err := usesForwardChain(); err != nil || !used {

@@ -55,3 +55,23 @@ func TestMembersReachOutOnceTheHostsFirewallAnswersAgain(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
 }
+
+// Docker may be started, and a firewall reloaded, long after the first member was.
+func TestMembersReachOutAfterAnotherProgramChangedTheHostsFirewall(t *testing.T) {
+	f := newFixture(t)
+	serve(t, f.outside, ":9000")
+	a := f.setup("m1", tcp(21001, 8080))
+	t.Cleanup(func() { sh(t, "iptables -w -P FORWARD ACCEPT && iptables -w -X; nft delete table ip filter") })
+	for _, change := range []string{"iptables -w -P FORWARD DROP", "iptables -w -F FORWARD"} {
+		restored, err := f.n.EnsureRules(ctxOf(t))
+		require.NoError(t, err)
+		require.False(t, restored)
+		sh(t, change)
+		_, err = f.n.EnsureRules(ctxOf(t))
+		require.NoError(t, err)
+		_, err = call(t, a.NetNSPath, outsideIP+":9000", reachable)
+		require.NoError(t, err, change)
+	}
+	require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
+	require.NotContains(t, sh(t, "iptables -w -S FORWARD"), "gpuaas")
+}

@@ -29,6 +29,9 @@ func (n *Network) EnsureRules(ctx context.Context) (restored bool, err error) {
 	}
 	n.use.RLock()
 	state, err := n.checkRules(ctx, members)
+	if err == nil && state == rulesIntact {
+		err = n.keepForwarding(ctx)
+	}
 	n.use.RUnlock()
 	if state == rulesIntact || err != nil {
 		return false, err

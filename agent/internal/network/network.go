@@ -151,6 +151,8 @@ type Network struct {
 	missing atomic.Pointer[[]string]
 	// verifiedGeneration is the generation of the host's rules at the last check that found the table intact.
 	verifiedGeneration atomic.Pointer[uint32]
+	// forwardingGeneration is the same for the rules that let members out through the host's own firewall.
+	forwardingGeneration atomic.Pointer[uint32]
 
 	ipam   sync.Mutex // guards leases
 	leases leases

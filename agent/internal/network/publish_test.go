@@ -67,6 +67,30 @@ func TestAPortMovesToTheNextCopyAndOpenConnectionsStay(t *testing.T) {
 	require.Equal(t, "next", answer)
 }
 
+// A client that has sent all may still wait for its answer.
+func TestAConnectionThatOneSideHasClosedIsDrained(t *testing.T) {
+	f := newFixture(t)
+	a := f.setup("m1@app", tcp(21001, 8080))
+	answer := make(chan struct{})
+	listen(t, a.NetNSPath, ":8080", func(c net.Conn) {
+		_, _ = io.Copy(io.Discard, c)
+		<-answer
+		_, _ = fmt.Fprint(c, "answer")
+	})
+	c, err := net.DialTimeout("tcp4", "127.0.0.1:21001", reachable)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	require.NoError(t, c.(*net.TCPConn).CloseWrite())
+	began := time.Now()
+	require.NoError(t, f.n.Drain(ctxOf(t), "m1@app", 300*time.Millisecond))
+	require.GreaterOrEqual(t, time.Since(began), 300*time.Millisecond, "a connection is open")
+	close(answer)
+	text, err := io.ReadAll(c)
+	require.NoError(t, err)
+	require.Equal(t, "answer", string(text))
+	require.NoError(t, f.n.Drain(ctxOf(t), "m1@app", time.Hour))
+}
+
 // A client that connects again and again is never refused, however often the port moves.
 func TestNoConnectionIsRefusedWhileAPortMoves(t *testing.T) {
 	f := newFixture(t)

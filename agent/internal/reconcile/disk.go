@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
@@ -41,20 +42,17 @@ func (r *Reconciler) collectEnvironments(ctx context.Context) error {
 // guardDisk stops containers that write more than they may. Their exits count as failures with the reason disk_limit,
 // and their layers go with them: a restart begins with an empty one.
 func (r *Reconciler) guardDisk(ctx context.Context) {
+	var stopping sync.Map // the containers that are being stopped: one that does not end delays no other
 	for {
 		over, pause := r.machine.Disk.OverLimit(ctx)
 		for _, x := range over {
-			ctx := r.workContext(ctx, r.store.Runs()[x.ID].MemberID)
-			r.log.WarnContext(ctx, "stopping a container that exceeds its disk limit", slog.String("container_id", x.ID),
-				slog.String("detail", x.Detail))
-			if err := r.store.UpdateRun(x.ID, func(run *state.Run) { run.OverDisk = x.Detail }); err != nil {
-				r.log.ErrorContext(ctx, "cannot store why a container is stopped", slog.String("container_id", x.ID),
-					slog.Any("error", err))
+			if _, already := stopping.LoadOrStore(x.ID, true); already {
+				continue
 			}
-			if err := r.machine.Containers.Stop(ctx, x.ID, 0); err != nil && ctx.Err() == nil {
-				r.log.WarnContext(ctx, "cannot stop a container", slog.String("container_id", x.ID), slog.Any("error", err))
-			}
-			r.Wake()
+			r.running.Go(func() {
+				defer stopping.Delete(x.ID)
+				r.stopOverLimit(ctx, x)
+			})
 		}
 		select {
 		case <-ctx.Done():
@@ -63,4 +61,18 @@ func (r *Reconciler) guardDisk(ctx context.Context) {
 		case <-time.After(untilSlot(time.Now(), pause)):
 		}
 	}
+}
+
+func (r *Reconciler) stopOverLimit(ctx context.Context, x runtime.Excess) {
+	ctx = r.workContext(ctx, r.store.Runs()[x.ID].MemberID)
+	r.log.WarnContext(ctx, "stopping a container that exceeds its disk limit", slog.String("container_id", x.ID),
+		slog.String("detail", x.Detail))
+	if err := r.store.UpdateRun(x.ID, func(run *state.Run) { run.OverDisk = x.Detail }); err != nil {
+		r.log.ErrorContext(ctx, "cannot store why a container is stopped", slog.String("container_id", x.ID),
+			slog.Any("error", err))
+	}
+	if err := r.machine.Containers.Stop(ctx, x.ID, 0); err != nil && ctx.Err() == nil {
+		r.log.WarnContext(ctx, "cannot stop a container", slog.String("container_id", x.ID), slog.Any("error", err))
+	}
+	r.Wake()
 }

@@ -1,15 +1,19 @@
 package reconcile_test
 
 import (
+	"context"
 	"io"
 	"os"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -134,4 +138,32 @@ func TestContainerOverItsDiskLimitIsEndedWithThatReason(t *testing.T) {
 	s := f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool { return s.GetReason() != 0 && s.GetRestarts() > 1 })
 	require.Equal(t, protocol.WorkloadStatus_DISK_LIMIT, s.GetReason())
 	require.Contains(t, s.GetDetail(), "file system")
+}
+
+// hangingStop is a runtime in which the first container that is stopped does not end.
+type hangingStop struct {
+	*runtime.Runtime
+	first atomic.Pointer[string]
+}
+
+func (h *hangingStop) Stop(ctx context.Context, id string, grace time.Duration) error {
+	if h.first.CompareAndSwap(nil, &id) || *h.first.Load() == id {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return h.Runtime.Stop(ctx, id, grace)
+}
+
+func TestLaw13AContainerThatDoesNotEndDelaysNoOtherAtItsDiskLimit(t *testing.T) {
+	f := newFixture(t)
+	f.stop()
+	f.rtCfg.DiskBytes = 1
+	f.wrapRuntime = func(rt *runtime.Runtime) reconcile.Containers { return &hangingStop{Runtime: rt} }
+	f.start()
+	f.push(f.hub.workload(`{}`), f.hub.workload(`{}`))
+	require.Eventually(t, func() bool {
+		return slices.ContainsFunc(f.re.Report().Workloads, func(s *protocol.WorkloadStatus) bool {
+			return s.GetReason() == protocol.WorkloadStatus_DISK_LIMIT
+		})
+	}, time.Minute, 10*time.Millisecond)
 }

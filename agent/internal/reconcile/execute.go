@@ -211,19 +211,16 @@ func (r *Reconciler) recordExit(ctx context.Context, a agent.RecordExit) error {
 		return err
 	}
 	failpoint.Hit("agent/exit/measured")
-	return r.withClock(func(now time.Time) error { return r.storeExit(a, l, now) })
+	err = r.withClock(func(now time.Time) error { return r.storeExit(a, l, now) })
+	failpoint.Hit("agent/exit/recorded")
+	return err
 }
 
 func (r *Reconciler) storeExit(a agent.RecordExit, l agent.Listed, now time.Time) error {
-	run := r.store.Runs()[l.ID]
-	exited := r.clock.FromMachineTime(l.ExitedAt, run.StartedAt)
-	if err := r.store.UpdateMember(a.MemberID, func(m *state.Member) {
-		a.RecordMember(&m.Member, run, l, exited, now)
-	}); err != nil {
-		return err
-	}
-	failpoint.Hit("agent/exit/restart_counted")
-	return r.store.UpdateRun(l.ID, func(run *state.Run) { a.Record(run, l, exited) })
+	exited := r.clock.FromMachineTime(l.ExitedAt, r.store.Runs()[l.ID].StartedAt)
+	return r.store.RecordExit(a.MemberID, l.ID,
+		func(m *state.Member, run state.Run) { a.RecordMember(&m.Member, run, l, exited, now) },
+		func(run *state.Run) { a.Record(run, l, exited) })
 }
 
 func (r *Reconciler) removeContainer(ctx context.Context, a agent.RemoveContainer) error {

@@ -168,21 +168,30 @@ func (r *Runtime) EndOldCommands(ctx context.Context) error {
 	}
 	var errs []error
 	for _, c := range containers {
-		task, err := c.Task(ctx, nil)
-		if err != nil {
-			continue // it does not run
+		errs = append(errs, r.endOldCommands(ctx, c))
+	}
+	return errors.Join(errs...)
+}
+
+// endOldCommands kills those of one container, whose shim may not answer.
+func (r *Runtime) endOldCommands(ctx context.Context, c client.Container) error {
+	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
+	defer cancel()
+	task, err := c.Task(ctx, nil)
+	if err != nil {
+		return nil // it does not run
+	}
+	pids, err := task.Pids(ctx)
+	if err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("list the processes of %s: %w", c.ID(), err)
+	}
+	var errs []error
+	for _, info := range pids {
+		id := commandOf(info)
+		if id == "" || strings.HasPrefix(id, commandPrefix+r.commands) {
+			continue
 		}
-		pids, err := task.Pids(ctx)
-		if err != nil && !errdefs.IsNotFound(err) {
-			errs = append(errs, err)
-		}
-		for _, info := range pids {
-			id := commandOf(info)
-			if id == "" || strings.HasPrefix(id, commandPrefix+r.commands) {
-				continue
-			}
-			errs = append(errs, killCommand(ctx, task, id))
-		}
+		errs = append(errs, killCommand(ctx, task, id))
 	}
 	return errors.Join(errs...)
 }

@@ -5,12 +5,14 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"regexp"
 	"strings"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
@@ -178,10 +180,37 @@ func (r *Runtime) imageSnapshot(ctx context.Context, image client.Image) (string
 	return name, r.rootfs.find(ctx, name)
 }
 
+// isDamaged reports whether the manifest or the configuration of a stored image is not what its digest says.
+func (r *Runtime) isDamaged(ctx context.Context, name string) bool {
+	image, err := r.client.GetImage(ctx, name)
+	if err != nil {
+		return false
+	}
+	damaged := func(desc ocispec.Descriptor) bool {
+		blob, err := content.ReadBlob(ctx, r.client.ContentStore(), desc)
+		return errors.Is(err, io.ErrUnexpectedEOF) || err == nil && digest.FromBytes(blob) != desc.Digest
+	}
+	if damaged(image.Target()) {
+		return true
+	}
+	config, err := image.Config(ctx)
+	return err == nil && damaged(config)
+}
+
 func (r *Runtime) ensureImage(ctx context.Context, ref ImageRef, creds Credentials, tlsConf *tls.Config) (err error) {
-	if _, err := r.readyImage(ctx, ref.name()); err == nil {
+	_, err = r.readyImage(ctx, ref.name())
+	switch {
+	case err == nil:
 		return nil
-	} else if !errdefs.IsNotFound(err) {
+	case errdefs.IsNotFound(err):
+	case r.isDamaged(ctx, ref.name()):
+		// Only without it does containerd take its content again.
+		r.cfg.Log.WarnContext(ctx, "an image is damaged and is pulled anew", slog.String("image", ref.name()),
+			slog.Any("error", err))
+		if err := r.removeImage(ctx, ref.name()); err != nil {
+			return pullFault(ref, err)
+		}
+	default:
 		return pullFault(ref, err)
 	}
 	progress := &pullState{}

@@ -2,9 +2,15 @@ package runtime_test
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -245,4 +251,50 @@ func TestLayersAreNotFetchedOverHTTP2(t *testing.T) {
 	f.image()
 	require.Positive(t, f.registry.pulls.Load())
 	require.Zero(t, f.registry.http2.Load())
+}
+
+func TestADamagedImageIsPulledAnew(t *testing.T) {
+	f := newFixture(t)
+	image := f.image()
+	for name, damaged := range map[string]func(config []byte) []byte{
+		"cut off": func([]byte) []byte { return []byte("x") },
+		"altered": func(config []byte) []byte { return append([]byte("x"), config[1:]...) },
+	} {
+		blobs, err := filepath.Glob(filepath.Join(f.daemon.Dir, "*", "*", "blobs", "sha256", "*"))
+		require.NoError(t, err)
+		found := 0
+		for _, blob := range blobs {
+			raw, err := os.ReadFile(blob)
+			require.NoError(t, err)
+			if bytes.HasPrefix(raw, []byte("{")) && bytes.Contains(raw, []byte(`"rootfs"`)) {
+				require.NoError(t, os.WriteFile(blob, damaged(raw), 0o600))
+				found++
+			}
+		}
+		require.Equal(t, 1, found)
+		f.rt = f.open() // as after a restart: the image is not remembered
+		require.NoError(t, f.ensure(image), name)
+		f.start(f.spec(image, "wait"))
+	}
+}
+
+// A registry may send a pull to an object store, and nobody to where the way is not encrypted.
+func TestAPullIsNotRedirectedToPlainHTTP(t *testing.T) {
+	f := newFixture(t)
+	image := f.registry.push("org/acme/"+f.word, appImage(t))
+	var asked atomic.Int64
+	plain := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		asked.Add(1)
+		f.registry.open.ServeHTTP(w, req)
+	}))
+	t.Cleanup(plain.Close)
+	f.registry.server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if strings.Contains(req.URL.Path, "/blobs/") {
+			http.Redirect(w, req, plain.URL+req.URL.Path, http.StatusTemporaryRedirect)
+			return
+		}
+		f.registry.ServeHTTP(w, req)
+	})
+	require.Error(t, f.ensure(image))
+	require.Zero(t, asked.Load())
 }

@@ -176,3 +176,29 @@ func stored(t *testing.T, f *fixture) int64 {
 	require.NoError(t, err)
 	return total
 }
+
+func TestAnImageIsUnusedSinceItsLastContainer(t *testing.T) {
+	f := newFixtureOn(t, "1g", func(c *runtime.Config) { c.MaxImageStoreBytes = 1 << 40 })
+	collect := func() { require.NoError(t, f.rt.CollectImages(context.WithoutCancel(t.Context()), 0)) }
+	var images []string
+	for n := range 2 {
+		images = append(images, f.image(func(c *v1.Config) { c.Env = append(c.Env, fmt.Sprintf("N=%d", n)) }))
+		collect() // the first is unused for longer
+	}
+	spec := f.spec(images[0], "hang")
+	f.start(spec)
+	collect()
+	require.NoError(t, f.rt.Remove(t.Context(), spec.ID))
+	collect()
+	require.NoError(t, f.rt.Close())
+	f.cfg.MaxImageStoreBytes = stored(t, f) - 1
+	f.rt = f.open()
+	collect()
+	for n, there := range []bool{true, false} {
+		ref, err := runtime.ParseImage(images[n])
+		require.NoError(t, err)
+		has, err := f.rt.HasImage(t.Context(), ref)
+		require.NoError(t, err)
+		require.Equal(t, there, has, n)
+	}
+}

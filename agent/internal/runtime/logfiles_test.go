@@ -72,3 +72,28 @@ func TestLaw09TheTimeOfALogThatWasRemovedMeanwhileIsNotNoted(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, left)
 }
+
+// Who follows a log that is removed with its container has read all of it.
+func TestAFollowedLogThatIsRemovedIsNotReadAgain(t *testing.T) {
+	r := &Runtime{cfg: Config{LogDir: t.TempDir(), MaxLogBytes: 10}}
+	_, _, err := r.makeLog("m.1")
+	require.NoError(t, err)
+	log, err := os.OpenFile(r.logPath("m.1"), os.O_APPEND|os.O_RDWR, 0o600)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, log.Close()) }()
+	cursor := &logCursor{r: r, id: "m.1", log: log}
+	defer cursor.close()
+	read := func() string {
+		text, err := io.ReadAll(cursor)
+		require.NoError(t, err)
+		return string(text)
+	}
+	_, err = log.WriteString("one line\nand another\n")
+	require.NoError(t, err)
+	require.NoError(t, r.RotateLogs(t.Context()))
+	_, err = log.WriteString("last\n")
+	require.NoError(t, err)
+	require.Contains(t, read(), "last\n")
+	require.NoError(t, r.removeLogs("m.1"))
+	require.Empty(t, read())
+}

@@ -54,6 +54,7 @@ func (r *Runtime) removeLogs(id string) error {
 			return fmt.Errorf("remove log: %w", err)
 		}
 	}
+	delete(r.rotations, id)
 	return nil
 }
 
@@ -103,18 +104,26 @@ func (r *Runtime) rotate(id string) error {
 	if err != nil {
 		return err
 	}
-	err = r.keepNewest(id, log, size)
+	from := max(0, size-r.cfg.MaxLogBytes)
+	err = r.keepNewest(id, log, from, size)
+	rotation := logRotation{r.rotations[id].number + 1, from, err == nil}
 	// The times are those of the log before the cut.
 	if gone := os.Remove(r.timesPath(id)); !errors.Is(gone, fs.ErrNotExist) {
 		err = errors.Join(err, gone)
 	}
 	// Cut it even when the disk is too full for a copy: bounding the log comes first.
-	return errors.Join(err, log.Truncate(0))
+	cut := log.Truncate(0)
+	if cut == nil {
+		if r.rotations == nil {
+			r.rotations = map[string]logRotation{}
+		}
+		r.rotations[id] = rotation
+	}
+	return errors.Join(err, cut)
 }
 
-// keepNewest copies a log of this size beside itself; after a burst only its newest part.
-func (r *Runtime) keepNewest(id string, log io.ReadSeeker, size int64) error {
-	from := max(0, size-r.cfg.MaxLogBytes)
+// keepNewest copies a log of this size beside itself, from an offset: after a burst only its newest part.
+func (r *Runtime) keepNewest(id string, log io.ReadSeeker, from, size int64) error {
 	if _, err := log.Seek(from, io.SeekStart); err != nil {
 		return err
 	}
@@ -133,6 +142,9 @@ func (r *Runtime) keepNewest(id string, log io.ReadSeeker, size int64) error {
 	}
 	if err = errors.Join(err, copied.Close()); err == nil {
 		err = os.Rename(fresh, r.rotatedPath(id))
+	}
+	if err != nil {
+		err = errors.Join(err, os.Remove(fresh))
 	}
 	if err == nil {
 		err = r.rotateLogTimes(id, from, size)
@@ -186,6 +198,8 @@ func (l *logReader) Close() error {
 func (r *Runtime) copyLog(ctx context.Context, w io.Writer, log *os.File, id string, tailLines int, since time.Time,
 	follow bool,
 ) error {
+	cursor := &logCursor{r: r, id: id, log: log, rotations: r.rotationsOf(id)}
+	defer cursor.close()
 	rotated, current, err := r.startOfLog(id, log, since)
 	if err != nil {
 		return err
@@ -194,7 +208,7 @@ func (r *Runtime) copyLog(ctx context.Context, w io.Writer, log *os.File, id str
 	if err != nil {
 		return err
 	}
-	at = max(at, current)
+	cursor.at = max(at, current)
 	if lines < tailLines && rotated >= 0 {
 		if err := copyRotated(w, r.rotatedPath(id), tailLines-lines, rotated); err != nil {
 			return err
@@ -207,12 +221,11 @@ func (r *Runtime) copyLog(ctx context.Context, w io.Writer, log *os.File, id str
 		if err != nil {
 			return err
 		}
-		if info.Size() < at {
-			at = 0 // rotated
+		var unread io.Reader = cursor
+		if !follow {
+			unread = io.LimitReader(cursor, info.Size()-cursor.at)
 		}
-		n, err := io.Copy(w, io.NewSectionReader(log, at, info.Size()-at))
-		at += n
-		if err != nil || !more {
+		if _, err = io.Copy(w, unread); err != nil || !more {
 			return err
 		}
 		if !loop.Pause(ctx, followEvery) {

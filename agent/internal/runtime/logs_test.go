@@ -2,6 +2,7 @@ package runtime_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -207,4 +208,53 @@ func TestALogIsReadSinceATime(t *testing.T) {
 	left, err := filepath.Glob(f.cfg.LogDir + "/*")
 	require.NoError(t, err)
 	require.Empty(t, left)
+}
+
+// A log may be cut, and grow past where its reader was, before it is read again.
+func TestAFollowedLogLosesNothingByRotations(t *testing.T) {
+	f := newFixture(t, func(c *runtime.Config) { c.MaxLogBytes = 1000 })
+	id := f.startWaiting(f.image())
+	f.waitForLog(id, "ready")
+	write := func(text string) {
+		log, err := os.OpenFile(filepath.Join(f.cfg.LogDir, id+".log"), os.O_WRONLY|os.O_APPEND, 0)
+		require.NoError(t, err)
+		_, err = log.WriteString(text)
+		require.NoError(t, err)
+		require.NoError(t, log.Close())
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	follow, err := f.rt.Logs(ctx, id, 0, true)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = follow.Close() })
+	read := func(want string) {
+		got := make([]byte, len(want))
+		_, err := io.ReadFull(follow, got)
+		require.NoError(t, err)
+		require.Equal(t, want, string(got))
+	}
+	read("ready\n")
+	first, second := strings.Repeat("a", 995)+"\n", strings.Repeat("b", 1500)+"\n"
+	write(first)
+	require.NoError(t, f.rt.RotateLogs(t.Context()))
+	write(second)
+	read(first + second)
+	write("last\n")
+	read("last\n")
+}
+
+func TestACopyOfALogThatFailsLeavesNothing(t *testing.T) {
+	f := newFixture(t, func(c *runtime.Config) { c.MaxLogBytes = 1000 })
+	id := f.startWaiting(f.image())
+	f.waitForLog(id, "ready")
+	path := filepath.Join(f.cfg.LogDir, id+".log")
+	inTheWay := filepath.Join(path+".1", "x")
+	require.NoError(t, os.MkdirAll(inTheWay, 0o700))
+	require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte("x"), 2000), 0o600))
+	require.Error(t, f.rt.RotateLogs(t.Context()))
+	require.NoFileExists(t, path+".1.new")
+	info, err := os.Stat(path)
+	require.NoError(t, err)
+	require.Zero(t, info.Size(), "the log is bounded all the same")
+	require.NoError(t, os.RemoveAll(path+".1"))
 }

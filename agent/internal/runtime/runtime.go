@@ -146,10 +146,14 @@ type Runtime struct {
 	ready map[string]readyImage // by name; bounded by maxReadyImages
 	// forgotten counts how often ready was emptied: what was found before is not kept after.
 	forgotten int
+	// rotations are those of logs, by container id.
+	rotations map[string]logRotation
 
 	// starting has the ids of containers between Prepare and StartTask, running the process of each container that was
 	// last known to run, by container id.
 	starting, running sync.Map
+	// silent has the ids of containers whose shim did not answer what they use, until it does.
+	silent sync.Map
 	// commands marks the commands in containers that this process has started.
 	commands string
 	// copies has an entry for each copy of files that runs.

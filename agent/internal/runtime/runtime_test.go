@@ -1,11 +1,17 @@
 package runtime_test
 
 import (
+	"context"
+	"fmt"
+	"maps"
 	"os"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -289,4 +295,39 @@ func TestWithoutContainerdTheErrorSaysWhatToDo(t *testing.T) {
 	})
 	require.ErrorContains(t, err, "containerd_unavailable")
 	require.ErrorContains(t, err, "systemctl start containerd")
+}
+
+// containerd asks one shim after the other what its container uses, in any order, and waits for each.
+func TestLaw13ASilentShimHidesNoOthersUse(t *testing.T) {
+	f := newFixture(t)
+	image := f.image()
+	silent := f.startWaiting(image)
+	shims := f.daemon.Shims()
+	require.Len(t, shims, 1)
+	var others []string
+	for range 3 {
+		others = append(others, f.startWaiting(image))
+	}
+	require.NoError(t, unix.Kill(shims[0], unix.SIGSTOP))
+	goOn := func() { require.NoError(t, unix.Kill(shims[0], unix.SIGCONT)) }
+	t.Cleanup(goOn)
+	require.Eventually(t, func() bool { // its threads stop one after the other
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", shims[0]))
+		return err == nil && strings.Contains(string(stat), ") T ")
+	}, time.Minute, time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for range 3 {
+		used, err := f.rt.AllStats(ctx)
+		require.NoError(t, err)
+		require.Subset(t, slices.Collect(maps.Keys(used)), others)
+		require.NotContains(t, used, silent)
+	}
+	goOn()
+	require.Eventually(t, func() bool {
+		used, err := f.rt.AllStats(ctx)
+		require.NoError(t, err)
+		_, has := used[silent]
+		return has
+	}, time.Minute, 10*time.Millisecond)
 }

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
+	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -19,6 +22,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/typeurl/v2"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/loop"
@@ -101,9 +105,89 @@ type Stats struct {
 	Pids        uint64
 }
 
-// AllStats reads the use of every running container, by id, with one question.
+const (
+	// allStatsTimeout bounds the question what all containers use, oneStatsTimeout that of a single one, and
+	// silentStatsTimeout that of one whose shim did not answer within it.
+	allStatsTimeout    = 5 * time.Second
+	oneStatsTimeout    = 2 * time.Second
+	silentStatsTimeout = time.Minute
+	// maxStatsAsked bounds the containers that are asked for at once.
+	maxStatsAsked = 32
+)
+
+// AllStats reads the use of every running container, by id, with one question. containerd asks one shim after the
+// other, and answers without those that come after one that is silent until the time is over: AllStats asks for each
+// that is missing alone. A container whose shim is silent is left out until it answers.
 func (r *Runtime) AllStats(ctx context.Context) (map[string]Stats, error) {
-	response, err := r.client.TaskService().Metrics(r.ns(ctx), &tasks.MetricsRequest{})
+	out := map[string]Stats{}
+	if !r.anySilent() {
+		all, err := r.readStats(ctx, allStatsTimeout)
+		if err != nil && !errdefs.IsDeadlineExceeded(err) {
+			return nil, err
+		}
+		maps.Copy(out, all)
+	}
+	var missing []string
+	r.running.Range(func(key, _ any) bool {
+		id, _ := key.(string)
+		_, has := out[id]
+		if _, silent := r.silent.Load(id); !has && !silent {
+			missing = append(missing, id)
+		}
+		return true
+	})
+	var mu sync.Mutex
+	var asking errgroup.Group
+	asking.SetLimit(maxStatsAsked)
+	for _, id := range missing {
+		asking.Go(func() error {
+			one, answered := r.readStatsOf(ctx, id, oneStatsTimeout)
+			if !answered {
+				r.silent.Store(id, true)
+				r.cfg.Log.WarnContext(ctx, "a container's shim does not answer", slog.String("container_id", id))
+				go r.awaitShim(ctx, id)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			maps.Copy(out, one)
+			return nil
+		})
+	}
+	return out, errors.Join(asking.Wait(), ctx.Err())
+}
+
+// awaitShim asks a silent shim until it answers, or its container has ended.
+func (r *Runtime) awaitShim(ctx context.Context, id string) {
+	defer r.silent.Delete(id)
+	for ctx.Err() == nil {
+		_, runs := r.running.Load(id)
+		if _, answered := r.readStatsOf(ctx, id, silentStatsTimeout); answered || !runs {
+			return
+		}
+	}
+}
+
+func (r *Runtime) anySilent() (is bool) {
+	r.silent.Range(func(any, any) bool {
+		is = true
+		return false
+	})
+	return is
+}
+
+// readStatsOf reads the use of one container. An answer may be that it does not run; the one that took about all of
+// the time is none.
+func (r *Runtime) readStatsOf(ctx context.Context, id string, within time.Duration) (_ map[string]Stats, answered bool) {
+	began := time.Now()
+	one, _ := r.readStats(ctx, within, "id=="+strconv.Quote(id))
+	return one, len(one) > 0 || time.Since(began) < within/2
+}
+
+// readStats reads the use of the containers that a filter of containerd names, of all without one.
+func (r *Runtime) readStats(ctx context.Context, within time.Duration, filters ...string) (map[string]Stats, error) {
+	ctx, cancel := context.WithTimeout(r.ns(ctx), within)
+	defer cancel()
+	response, err := r.client.TaskService().Metrics(ctx, &tasks.MetricsRequest{Filters: filters})
 	if err != nil {
 		return nil, fmt.Errorf("read metrics: %w", errgrpc.ToNative(err))
 	}

@@ -169,6 +169,29 @@ func (s *Store) UpdateRun(id string, change func(*Run)) error {
 	return s.release(func(b *batch) { b.json(preRun+id, r) }, func(d *data) { d.runs[id] = r })
 }
 
+// RecordExit changes a member and one of its runs in one transaction: after a crash between two
+// writes the exit would be counted again. An unknown run changes only the member.
+func (s *Store) RecordExit(memberID, runID string, member func(*Member, Run), run func(*Run)) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.d.members[memberID]
+	r, known := s.d.runs[runID]
+	m.ID, m.Ports = memberID, slices.Clone(m.Ports)
+	member(&m, r)
+	run(&r)
+	return s.release(func(b *batch) {
+		b.json(preMember+memberID, m)
+		if known {
+			b.json(preRun+runID, r)
+		}
+	}, func(d *data) {
+		d.members[memberID] = m
+		if known {
+			d.runs[runID] = r
+		}
+	})
+}
+
 // CloseRun deletes a run whose container no longer exists, and the interval of a container that never ran.
 func (s *Store) CloseRun(id string) error {
 	s.mu.Lock()
@@ -178,7 +201,8 @@ func (s *Store) CloseRun(id string) error {
 		func(d *data) { delete(d.runs, id); d.meter = metered })
 }
 
-// AcknowledgeRemovals marks the proofs of these members as reported, and deletes the oldest proofs above MaxTombstones.
+// AcknowledgeRemovals marks the proofs of these members as reported, and deletes the oldest acknowledged ones above the
+// limit.
 func (s *Store) AcknowledgeRemovals(ids []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -217,12 +241,12 @@ func (s *Store) surplusTombstones() []string {
 			old = append(old, m)
 		}
 	}
-	if len(old) <= MaxTombstones {
+	if len(old) <= s.tombstones {
 		return nil
 	}
 	slices.SortFunc(old, func(a, b Member) int { return a.Removal.GetAt().AsTime().Compare(b.Removal.GetAt().AsTime()) })
-	ids := make([]string, 0, len(old)-MaxTombstones)
-	for _, m := range old[:len(old)-MaxTombstones] {
+	ids := make([]string, 0, len(old)-s.tombstones)
+	for _, m := range old[:len(old)-s.tombstones] {
 		ids = append(ids, m.ID)
 	}
 	return ids

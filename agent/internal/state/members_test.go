@@ -2,9 +2,11 @@ package state_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/dgraph-io/badger/v4"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/agent"
@@ -221,4 +223,61 @@ func TestTheNewestRunIsOfTheNamedService(t *testing.T) {
 	_, err = s.NewestRun("gone", "server")
 	require.ErrorContains(t, err, "no container", "of a member without services it cannot say which there are")
 	require.True(t, fault.Is(err, fault.NotFound))
+}
+
+// A kill between two writes of an exit would leave it counted and not recorded, so that the next start counts it again.
+func TestAnExitIsCountedAndRecordedInOneTransaction(t *testing.T) {
+	m, dir := newMesh(t), t.TempDir()
+	s := open(t, dir, m)
+	require.NoError(t, s.OpenRun(state.Run{ID: "a.1", MemberID: "a", OpenedAt: noon}))
+	require.NoError(t, s.RecordExit("a", "a.1",
+		func(member *state.Member, run state.Run) {
+			require.Equal(t, noon, run.OpenedAt)
+			member.Restarts++
+		},
+		func(run *state.Run) { run.ExitRecorded = true }))
+	require.EqualValues(t, 1, s.Members()["a"].Restarts)
+	require.True(t, s.Runs()["a.1"].ExitRecorded)
+	require.NoError(t, s.Close())
+
+	db, err := badger.Open(badger.DefaultOptions(dir).WithLogger(nil))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, db.Close()) }()
+	require.NoError(t, db.View(func(tx *badger.Txn) error {
+		member, err := tx.Get([]byte("member/a"))
+		require.NoError(t, err)
+		run, err := tx.Get([]byte("run/a.1"))
+		require.NoError(t, err)
+		require.Equal(t, member.Version(), run.Version())
+		return nil
+	}))
+}
+
+// However many members were removed, a proof stays until the hub has it.
+func TestLaw09OnlyProofsThatTheHubHasAreForgotten(t *testing.T) {
+	m, dir := newMesh(t), t.TempDir()
+	s, err := state.Open(dir, state.Options{MinFreeBytes: 1, MaxTombstones: 2})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	require.NoError(t, m.resume(s))
+	require.NoError(t, s.Identify(nodeID, protocol.NewEd25519Signer(m.node)))
+	var reported []string
+	for n := range 6 {
+		id := fmt.Sprint("m", n)
+		require.NoError(t, s.UpdateMember(id, func(*state.Member) {}))
+		require.NoError(t, s.Retire(id, protocol.RemovalKinds(), noon.Add(time.Duration(n)*time.Minute)))
+		if n > 0 {
+			reported = append(reported, id)
+		}
+	}
+	for _, id := range reported {
+		require.NoError(t, s.AcknowledgeRemovals([]string{id}))
+	}
+	require.NoError(t, s.AcknowledgeRemovals([]string{"m0"}))
+	var left []string
+	for id := range s.Members() {
+		left = append(left, id)
+	}
+	slices.Sort(left)
+	require.Equal(t, []string{"m0", "m4", "m5"}, left)
 }

@@ -81,6 +81,8 @@ type Options struct {
 	MinFreeBytes uint64
 	// MaxUnsentBytes is spool.MaxUnsentBytes when zero.
 	MaxUnsentBytes int64
+	// MaxTombstones is MaxTombstones when zero.
+	MaxTombstones int
 	// LargeBytes is DefaultLargeBytes when zero.
 	LargeBytes int64
 	// CopyDir is a directory on another file system, best in memory, where a store is opened whose own disk is full.
@@ -96,6 +98,7 @@ type Store struct {
 	copyDir    string
 	minFree    uint64
 	maxUnsent  int64
+	tombstones int
 	largeBytes int64
 	key        []byte
 
@@ -186,6 +189,7 @@ func Open(dir string, o Options) (_ *Store, err error) {
 		copyDir:     o.CopyDir,
 		minFree:     cmp.Or(o.MinFreeBytes, DefaultMinFreeBytes),
 		maxUnsent:   cmp.Or(o.MaxUnsentBytes, spool.MaxUnsentBytes),
+		tombstones:  cmp.Or(o.MaxTombstones, MaxTombstones),
 		largeBytes:  cmp.Or(o.LargeBytes, DefaultLargeBytes),
 		key:         o.Key,
 		flattenedAt: time.Now(),

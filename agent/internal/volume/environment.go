@@ -220,6 +220,9 @@ func (e *Environments) Use(ctx context.Context, id string) (dir, packages string
 	defer unlock()
 	r, err := e.load(id)
 	if err != nil {
+		if errors.Is(err, errDamaged) { // it is installed anew
+			err = errors.Join(err, e.remove(ctx, id))
+		}
 		return "", "", environmentFailed("find", err)
 	}
 	if err := mountImage(e.image(id), e.mountPoint(id), unix.MS_RDONLY); err != nil {
@@ -250,7 +253,18 @@ func (e *Environments) load(id string) (Environment, error) {
 		return r, err
 	}
 	r.UsedAt = info.ModTime()
-	return r, json.Unmarshal(raw, &r)
+	if err := json.Unmarshal(raw, &r); err != nil {
+		return r, fmt.Errorf("%w: %w", errDamaged, err)
+	}
+	return r, nil
+}
+
+// errDamaged says that an environment's record is none. One that cannot be read at present may be whole.
+var errDamaged = errors.New("the record is damaged")
+
+func (e *Environments) isDamaged(id string) bool {
+	_, err := e.load(id)
+	return errors.Is(err, errDamaged)
 }
 
 // List returns the installed environments, the longest unused first.
@@ -343,8 +357,8 @@ func (e *Environments) makeRoom(ctx context.Context, used map[string]bool, enoug
 	return left, err
 }
 
-// Collect unmounts the environments that used does not name, removes of these the longest unused while the disk is
-// short of space, and removes installations whose run does not exist any more.
+// Collect unmounts the environments that used does not name, removes of these the damaged ones and, while the disk is
+// short of space, the longest unused, and removes installations whose run does not exist any more.
 func (e *Environments) Collect(ctx context.Context, used map[string]bool, exists func(runID string) bool) error {
 	entries, err := os.ReadDir(e.cfg.Dir)
 	if err != nil {
@@ -359,7 +373,10 @@ func (e *Environments) Collect(ctx context.Context, used map[string]bool, exists
 		switch {
 		case isBuild && !begun && !exists(runID):
 			errs = append(errs, e.Discard(ctx, runID))
-		case !isBuild && !used[entry.Name()]:
+		case isBuild || used[entry.Name()] || strings.HasPrefix(entry.Name(), "."):
+		case e.isDamaged(entry.Name()):
+			errs = append(errs, e.Delete(ctx, entry.Name()))
+		default:
 			errs = append(errs, e.detach(ctx, entry.Name()))
 		}
 	}

@@ -105,6 +105,40 @@ func TestAnUnfinishedEnvironmentIsCollected(t *testing.T) {
 	require.NoError(t, f.e.Discard(t.Context(), "members.4"))
 }
 
+func TestADamagedEnvironmentIsInstalledAnew(t *testing.T) {
+	f := newEnvironments(t)
+	record := filepath.Join(f.cfg.Dir, "project.1", "record.json")
+	for _, damage := range []func(){
+		func() {
+			_, _, err := f.e.Use(t.Context(), "project.1")
+			require.Error(t, err)
+		},
+		func() { require.NoError(t, f.e.Collect(t.Context(), nil, func(string) bool { return false })) },
+	} {
+		f.install("member.1")
+		require.NoError(t, f.e.Commit(t.Context(), "member.1", volume.Environment{ID: "project.1"}))
+		require.NoError(t, os.WriteFile(record, []byte("x"), 0o600))
+		damage()
+		require.False(t, f.e.Has("project.1"))
+		require.NoDirExists(t, filepath.Dir(record))
+	}
+	f.install("member.2")
+	require.NoError(t, f.e.Commit(t.Context(), "member.2", volume.Environment{ID: "project.1"}))
+	_, _, err := f.e.Use(t.Context(), "project.1")
+	require.NoError(t, err)
+
+	// A record that cannot be read at present says nothing of the environment.
+	require.NoError(t, os.Rename(record, record+".kept"))
+	require.NoError(t, os.Mkdir(record, 0o700))
+	_, _, err = f.e.Use(t.Context(), "project.1")
+	require.Error(t, err)
+	require.NoError(t, f.e.Collect(t.Context(), nil, func(string) bool { return false }))
+	require.NoError(t, os.Remove(record))
+	require.NoError(t, os.Rename(record+".kept", record))
+	_, _, err = f.e.Use(t.Context(), "project.1")
+	require.NoError(t, err)
+}
+
 func TestRoomIsMadeOfUnusedEnvironments(t *testing.T) {
 	f := newEnvironments(t)
 	for _, id := range []string{"1", "2", "3"} {

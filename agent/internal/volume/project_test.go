@@ -63,6 +63,8 @@ func TestProjectVolumeOutlivesItsMembersAndHasOneWriter(t *testing.T) {
 	require.Empty(t, left)
 	f.requireContent(f.prepare(usesProject("m2", "v1", false)), "models")
 	require.NoError(t, f.v.RemoveMember(t.Context(), "m2"))
+	s = f.v.Apply(t.Context(), deleted)
+	require.Equal(t, string(agent.CodeVolumeInUse), s.GetReason(), "one that only reads has it, and is stopped")
 	require.NoError(t, f.v.RemoveMember(t.Context(), "m3"))
 	f.requireContent(f.prepare(usesProject("m4", "v1", false)), "models")
 	f.prepare(usesProject("m4", "v1", true)) // an upgrade that only reads

@@ -283,7 +283,7 @@ func (v *Volumes) create(ctx context.Context, id string, r record) (record, erro
 		return r, errors.Join(err, os.RemoveAll(unfinished))
 	}
 	if err := durable.Replace(filepath.Join(unfinished, recordName), r.encode(), 0o600); err != nil {
-		return r, err
+		return r, errors.Join(err, os.RemoveAll(unfinished))
 	}
 	failpoint.Hit("agent/volume/image_made")
 	if err := os.Rename(unfinished, v.path(id)); err != nil {
@@ -352,12 +352,12 @@ func (v *Volumes) unmount(id string) error {
 
 // RemoveMember deletes the member's own volumes and ends its use of the project's.
 func (v *Volumes) RemoveMember(ctx context.Context, memberID string) error {
-	return v.each(ctx, memberID, func(id string, r record) error {
+	return errors.Join(v.removeInterrupted(ctx, memberID), v.each(ctx, memberID, func(id string, r record) error {
 		if after, changed := r.without(memberID); changed {
 			return errors.Join(v.unmount(id), v.store(id, after))
 		}
 		return v.delete(ctx, id)
-	})
+	}))
 }
 
 // each calls do for the volumes that a member has, with their locks.
@@ -434,8 +434,7 @@ func (v *Volumes) Leftovers(memberID string) ([]string, error) {
 			return nil, failed("read its directory", err)
 		}
 		for _, e := range entries {
-			name := strings.TrimPrefix(strings.TrimPrefix(e.Name(), newPrefix), deletedPrefix)
-			if strings.HasPrefix(name, memberID+".") {
+			if strings.HasPrefix(interrupted(e.Name()), memberID+".") {
 				left = append(left, protocol.AbsentVolume+" "+filepath.Join(dir, e.Name()))
 			}
 		}

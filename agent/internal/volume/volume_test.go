@@ -288,6 +288,20 @@ func TestRemovalOfAMemberLeavesNothing(t *testing.T) {
 	f.requireContent(f.prepare(other), "kept")
 }
 
+// What a failed creation or deletion has left goes with its member, and does not wait for a restart of the agent.
+func TestRemovalOfAMemberTakesWhatWasInterrupted(t *testing.T) {
+	f := newFixture(t)
+	f.prepare(use(1))
+	for _, name := range []string{".new-m1.other", ".deleted-m1.data", ".new-m10.data"} {
+		require.NoError(t, os.Mkdir(filepath.Join(f.cfg.Dir, name), 0o700))
+	}
+	require.NoError(t, f.v.RemoveMember(t.Context(), "m1"))
+	left, err := f.v.Leftovers("m1")
+	require.NoError(t, err)
+	require.Empty(t, left)
+	require.DirExists(t, filepath.Join(f.cfg.Dir, ".new-m10.data"))
+}
+
 func TestADamagedRecordDelaysNoOtherMember(t *testing.T) {
 	f := newFixture(t)
 	f.prepare(use(1))
