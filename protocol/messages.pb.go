@@ -5022,8 +5022,10 @@ func (x *PushBundle) GetEnvelope() *Envelope {
 }
 
 type ReportAck struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Counter       uint64                 `protobuf:"varint,1,opt,name=counter,proto3" json:"counter,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Counter uint64                 `protobuf:"varint,1,opt,name=counter,proto3" json:"counter,omitempty"`
+	// A node's counter drifts in a session that lasts: each answer corrects it.
+	HubTime       *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=hub_time,json=hubTime,proto3" json:"hub_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5063,6 +5065,13 @@ func (x *ReportAck) GetCounter() uint64 {
 		return x.Counter
 	}
 	return 0
+}
+
+func (x *ReportAck) GetHubTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.HubTime
+	}
+	return nil
 }
 
 // GoAway ends the session; the reason is for logs.
@@ -7591,9 +7600,10 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\benvelope\x18\x01 \x01(\v2\x13.gpuaas.v1.EnvelopeR\benvelope\"=\n" +
 	"\n" +
 	"PushBundle\x12/\n" +
-	"\benvelope\x18\x01 \x01(\v2\x13.gpuaas.v1.EnvelopeR\benvelope\"%\n" +
+	"\benvelope\x18\x01 \x01(\v2\x13.gpuaas.v1.EnvelopeR\benvelope\"\\\n" +
 	"\tReportAck\x12\x18\n" +
-	"\acounter\x18\x01 \x01(\x04R\acounter\" \n" +
+	"\acounter\x18\x01 \x01(\x04R\acounter\x125\n" +
+	"\bhub_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\ahubTime\" \n" +
 	"\x06GoAway\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\"q\n" +
 	"\x03Ack\x124\n" +
@@ -8026,56 +8036,57 @@ var file_protocol_messages_proto_depIdxs = []int32{
 	11,  // 70: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
 	11,  // 71: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
 	11,  // 72: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
-	0,   // 73: gpuaas.v1.Ack.document:type_name -> gpuaas.v1.Envelope.Kind
-	0,   // 74: gpuaas.v1.Nack.document:type_name -> gpuaas.v1.Envelope.Kind
-	6,   // 75: gpuaas.v1.Nack.reason:type_name -> gpuaas.v1.Nack.Reason
-	11,  // 76: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
-	11,  // 77: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
-	11,  // 78: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
-	86,  // 79: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
-	68,  // 80: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
-	52,  // 81: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
-	65,  // 82: gpuaas.v1.Report.environments:type_name -> gpuaas.v1.InstalledEnvironment
-	66,  // 83: gpuaas.v1.Report.volumes:type_name -> gpuaas.v1.VolumeStatus
-	86,  // 84: gpuaas.v1.InstalledEnvironment.built_at:type_name -> google.protobuf.Timestamp
-	86,  // 85: gpuaas.v1.InstalledEnvironment.used_at:type_name -> google.protobuf.Timestamp
-	7,   // 86: gpuaas.v1.VolumeStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
-	67,  // 87: gpuaas.v1.VolumeStatus.snapshots:type_name -> gpuaas.v1.SnapshotStatus
-	7,   // 88: gpuaas.v1.SnapshotStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
-	8,   // 89: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
-	9,   // 90: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
-	86,  // 91: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
-	86,  // 92: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
-	86,  // 93: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
-	71,  // 94: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
-	72,  // 95: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
-	11,  // 96: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
-	69,  // 97: gpuaas.v1.WorkloadStatus.services:type_name -> gpuaas.v1.ServiceStatus
-	10,  // 98: gpuaas.v1.ServiceStatus.status:type_name -> gpuaas.v1.ServiceStatus.Status
-	9,   // 99: gpuaas.v1.ServiceStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
-	86,  // 100: gpuaas.v1.ServiceStatus.started_at:type_name -> google.protobuf.Timestamp
-	86,  // 101: gpuaas.v1.ServiceStatus.ready_at:type_name -> google.protobuf.Timestamp
-	86,  // 102: gpuaas.v1.ServiceStatus.exited_at:type_name -> google.protobuf.Timestamp
-	86,  // 103: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
-	11,  // 104: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
-	6,   // 105: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
-	77,  // 106: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
-	6,   // 107: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	78,  // 108: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
-	11,  // 109: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
-	86,  // 110: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
-	84,  // 111: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
-	83,  // 112: gpuaas.v1.TunnelRequest.connect:type_name -> gpuaas.v1.ConnectRequest
-	82,  // 113: gpuaas.v1.TunnelRequest.exec:type_name -> gpuaas.v1.ExecRequest
-	81,  // 114: gpuaas.v1.TunnelRequest.copy:type_name -> gpuaas.v1.CopyRequest
-	80,  // 115: gpuaas.v1.TunnelRequest.remove_environment:type_name -> gpuaas.v1.RemoveEnvironmentRequest
-	86,  // 116: gpuaas.v1.LogsRequest.since:type_name -> google.protobuf.Timestamp
-	6,   // 117: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	118, // [118:118] is the sub-list for method output_type
-	118, // [118:118] is the sub-list for method input_type
-	118, // [118:118] is the sub-list for extension type_name
-	118, // [118:118] is the sub-list for extension extendee
-	0,   // [0:118] is the sub-list for field type_name
+	86,  // 73: gpuaas.v1.ReportAck.hub_time:type_name -> google.protobuf.Timestamp
+	0,   // 74: gpuaas.v1.Ack.document:type_name -> gpuaas.v1.Envelope.Kind
+	0,   // 75: gpuaas.v1.Nack.document:type_name -> gpuaas.v1.Envelope.Kind
+	6,   // 76: gpuaas.v1.Nack.reason:type_name -> gpuaas.v1.Nack.Reason
+	11,  // 77: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
+	11,  // 78: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
+	11,  // 79: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
+	86,  // 80: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
+	68,  // 81: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
+	52,  // 82: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
+	65,  // 83: gpuaas.v1.Report.environments:type_name -> gpuaas.v1.InstalledEnvironment
+	66,  // 84: gpuaas.v1.Report.volumes:type_name -> gpuaas.v1.VolumeStatus
+	86,  // 85: gpuaas.v1.InstalledEnvironment.built_at:type_name -> google.protobuf.Timestamp
+	86,  // 86: gpuaas.v1.InstalledEnvironment.used_at:type_name -> google.protobuf.Timestamp
+	7,   // 87: gpuaas.v1.VolumeStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
+	67,  // 88: gpuaas.v1.VolumeStatus.snapshots:type_name -> gpuaas.v1.SnapshotStatus
+	7,   // 89: gpuaas.v1.SnapshotStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
+	8,   // 90: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
+	9,   // 91: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
+	86,  // 92: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
+	86,  // 93: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
+	86,  // 94: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
+	71,  // 95: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
+	72,  // 96: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
+	11,  // 97: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
+	69,  // 98: gpuaas.v1.WorkloadStatus.services:type_name -> gpuaas.v1.ServiceStatus
+	10,  // 99: gpuaas.v1.ServiceStatus.status:type_name -> gpuaas.v1.ServiceStatus.Status
+	9,   // 100: gpuaas.v1.ServiceStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
+	86,  // 101: gpuaas.v1.ServiceStatus.started_at:type_name -> google.protobuf.Timestamp
+	86,  // 102: gpuaas.v1.ServiceStatus.ready_at:type_name -> google.protobuf.Timestamp
+	86,  // 103: gpuaas.v1.ServiceStatus.exited_at:type_name -> google.protobuf.Timestamp
+	86,  // 104: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
+	11,  // 105: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
+	6,   // 106: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
+	77,  // 107: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
+	6,   // 108: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	78,  // 109: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
+	11,  // 110: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
+	86,  // 111: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
+	84,  // 112: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
+	83,  // 113: gpuaas.v1.TunnelRequest.connect:type_name -> gpuaas.v1.ConnectRequest
+	82,  // 114: gpuaas.v1.TunnelRequest.exec:type_name -> gpuaas.v1.ExecRequest
+	81,  // 115: gpuaas.v1.TunnelRequest.copy:type_name -> gpuaas.v1.CopyRequest
+	80,  // 116: gpuaas.v1.TunnelRequest.remove_environment:type_name -> gpuaas.v1.RemoveEnvironmentRequest
+	86,  // 117: gpuaas.v1.LogsRequest.since:type_name -> google.protobuf.Timestamp
+	6,   // 118: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	119, // [119:119] is the sub-list for method output_type
+	119, // [119:119] is the sub-list for method input_type
+	119, // [119:119] is the sub-list for extension type_name
+	119, // [119:119] is the sub-list for extension extendee
+	0,   // [0:119] is the sub-list for field type_name
 }
 
 func init() { file_protocol_messages_proto_init() }

@@ -183,6 +183,7 @@ func (s *scene) misusesItsVolume(t *testing.T, intruder client.AppInstance) {
 func (s *scene) fills(t *testing.T, with string) {
 	i := s.intruders.launch(s, "fills "+with)
 	pid := s.PidOf(i)
+	s.Explain(harness.Faults{Why: "an intruder is ended at its limit", Restarts: 1})
 	out, err := ask(s.Ctx, i, "/fill", url.Values{"with": {with}})
 	require.Empty(t, out.Done)
 	if err != nil {

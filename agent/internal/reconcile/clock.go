@@ -37,13 +37,16 @@ func (r *Reconciler) SyncClock(ctx context.Context, hub time.Time, took time.Dur
 // proposeClock takes a hub's time over at once where it agrees with the node's. Otherwise it returns a proposal: the
 // next sample sets the clock, so that all time until the step is measured and nothing of the step is.
 func (r *Reconciler) proposeClock(hub time.Time, took time.Duration) *clockProposal {
-	defer r.Wake()
 	r.proposing.Lock()
 	defer r.proposing.Unlock()
 	next, steps := r.clock.Synced(hub, took)
 	if !steps {
+		was := r.clock.MachineIsWrong()
 		r.pendingClock.Store(nil)
 		r.clock.Set(next)
+		if r.clock.MachineIsWrong() != was {
+			r.Wake()
+		}
 		return nil
 	}
 	proposal := &clockProposal{next: next, done: make(chan struct{})}

@@ -38,6 +38,8 @@ type observer struct {
 	pulls   []*protocol.ImagePull
 	changed chan struct{}
 	clock   func() *state.Clock
+	// told are the times of the hub.
+	told []time.Time
 }
 
 func (o *observer) Report() agent.Report {
@@ -61,6 +63,9 @@ func (o *observer) setPulls(pulls []*protocol.ImagePull) {
 func (o *observer) Subscribe() <-chan struct{} { return o.changed }
 
 func (o *observer) SyncClock(_ context.Context, hub time.Time, took time.Duration) {
+	o.mu.Lock()
+	o.told = append(o.told, hub)
+	o.mu.Unlock()
 	next, _ := o.clock().Synced(hub, took)
 	o.clock().Set(next)
 }

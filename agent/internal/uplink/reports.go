@@ -70,6 +70,7 @@ func (s *session) sendReport(ctx context.Context, r agent.Report) error {
 	members := s.u.store.Members()
 	s.mu.Lock()
 	counter, workloads := s.reports.Next(r.Workloads, now, func(id string) bool { return members[id].Reported })
+	s.newest, s.askedAt = counter, time.Now()
 	s.mu.Unlock()
 	end := s.traceStatuses(ctx, workloads)
 	out := &protocol.Report{
@@ -82,12 +83,17 @@ func (s *session) sendReport(ctx context.Context, r agent.Report) error {
 	return err
 }
 
-// acknowledged notes that the hub has stored a report: the proofs in it need no repeating.
-func (s *session) acknowledged(counter uint64) error {
+// acknowledged notes that the hub has stored a report: the proofs in it need no repeating. The answer to the newest
+// report corrects the clock.
+func (s *session) acknowledged(ctx context.Context, ack *protocol.ReportAck) error {
 	s.mu.Lock()
-	ids := s.reports.Acknowledge(counter)
+	ids := s.reports.Acknowledge(ack.GetCounter())
 	s.acks.Send()
+	newest, asked := s.newest, s.askedAt
 	s.mu.Unlock()
+	if ack.GetCounter() == newest {
+		s.syncClock(ctx, ack.GetHubTime(), asked)
+	}
 	if len(ids) == 0 {
 		return nil
 	}

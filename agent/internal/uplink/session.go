@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/gpuaas/gpuaas/agent/admission"
 	"github.com/gpuaas/gpuaas/agent/hubsession"
 	"github.com/gpuaas/gpuaas/agent/spool"
@@ -81,6 +83,9 @@ type session struct {
 
 	mu      sync.Mutex
 	reports hubsession.Reports
+	// newest is the counter of the last report, askedAt when it was sent.
+	newest  uint64
+	askedAt time.Time
 	// acks wakes when the hub has acknowledged a report.
 	acks notify.Signal
 
@@ -121,11 +126,7 @@ func (s *session) exchangeHello(ctx context.Context) error {
 	if welcome == nil {
 		return errors.New("the hub does not answer the hello")
 	}
-	if t := welcome.GetHubTime(); t != nil {
-		// The hub read its clock before the answer travelled here.
-		took, way := time.Since(asked), s.conn.OneWay()
-		s.observer.SyncClock(ctx, t.AsTime().Add(min(way, took)), max(took-way, 0))
-	}
+	s.syncClock(ctx, welcome.GetHubTime(), asked)
 	s.u.lastSession = welcome.GetSessionNo()
 	s.u.setQuarantined(welcome.GetQuarantineReason())
 	if err := hubsession.Open(sessionStore{s.u}, hubsession.Welcome{
@@ -145,6 +146,16 @@ func (s *session) exchangeHello(ctx context.Context) error {
 		}
 	}
 	return s.control.SetDeadline(time.Time{})
+}
+
+// syncClock takes over the hub's time from an answer to what was asked then. The hub read its clock before the answer
+// travelled here.
+func (s *session) syncClock(ctx context.Context, hub *timestamppb.Timestamp, asked time.Time) {
+	if hub == nil {
+		return
+	}
+	took, way := time.Since(asked), s.conn.OneWay()
+	s.observer.SyncClock(ctx, hub.AsTime().Add(min(way, took)), max(took-way, 0))
 }
 
 // sessionStore is the node's store as hubsession changes it.
@@ -216,7 +227,7 @@ func (s *session) receive(ctx context.Context) error {
 		case *protocol.HubMessage_PushBundle:
 			err = s.answer(s.u.acceptor.Bundle(x.PushBundle.GetEnvelope()))
 		case *protocol.HubMessage_ReportAck:
-			err = s.acknowledged(x.ReportAck.GetCounter())
+			err = s.acknowledged(ctx, x.ReportAck)
 		case *protocol.HubMessage_GoAway:
 			return fmt.Errorf("%w: %s", hubsession.ErrGoAway, x.GoAway.GetReason())
 		case *protocol.HubMessage_Welcome, nil:

@@ -53,15 +53,10 @@ func TestRemovalIsReportedUntilTheHubHasIt(t *testing.T) {
 	}
 	other := &protocol.WorkloadStatus{MemberId: "m2", Status: protocol.WorkloadStatus_READY}
 	n.seen.set(agent.Report{Epoch: 1, Generation: 1, Workloads: []*protocol.WorkloadStatus{gone, other}})
-	report := func(s *hubSession) *protocol.Report {
-		var r *protocol.Report
-		s.until(func(m *protocol.NodeMessage) bool { r = m.GetReport(); return r != nil })
-		return r
-	}
-	first := report(s)
+	first := s.report()
 	require.Len(t, first.GetWorkloads(), 2)
 	n.seen.set(agent.Report{Epoch: 1, Generation: 2, Workloads: []*protocol.WorkloadStatus{gone, other}})
-	second := report(s)
+	second := s.report()
 	require.Len(t, second.GetWorkloads(), 2, "not acknowledged yet")
 	require.Greater(t, second.GetCounter(), first.GetCounter())
 
@@ -70,10 +65,44 @@ func TestRemovalIsReportedUntilTheHubHasIt(t *testing.T) {
 	}}})
 	require.Eventually(t, func() bool { return n.store.Members()["m1"].Reported }, 20*time.Second, time.Millisecond)
 	n.seen.set(agent.Report{Epoch: 1, Generation: 3, Workloads: []*protocol.WorkloadStatus{gone, other}})
-	require.Len(t, report(s).GetWorkloads(), 1)
+	require.Len(t, s.report().GetWorkloads(), 1)
 
 	require.NoError(t, s.conn.Close(0, "restored from a backup"))
-	require.Len(t, report(h.next()).GetWorkloads(), 2, "a hub that was restored hears of it again")
+	require.Len(t, h.next().report().GetWorkloads(), 2, "a hub that was restored hears of it again")
+}
+
+// report waits for the next report.
+func (s *hubSession) report() (r *protocol.Report) {
+	s.until(func(m *protocol.NodeMessage) bool { r = m.GetReport(); return r != nil })
+	return r
+}
+
+// A session may last for months, and the machine's counter drifts.
+func TestTheAnswerToTheNewestReportCorrectsTheClock(t *testing.T) {
+	h, n, s := start(t)
+	env, parts := h.desired(h.state, nil)
+	s.pushState(env, parts...)
+	s.accepted()
+	acknowledge := func(counter uint64, hub time.Time) {
+		s.push(&protocol.HubMessage{Message: &protocol.HubMessage_ReportAck{ReportAck: &protocol.ReportAck{
+			Counter: counter, HubTime: timestamppb.New(hub),
+		}}})
+	}
+	next := func(generation uint64) uint64 {
+		n.seen.set(agent.Report{Epoch: 1, Generation: generation})
+		return s.report().GetCounter()
+	}
+	began := time.Now()
+	first := next(1)
+	acknowledge(first, began.Add(time.Hour))
+	require.Eventually(t, func() bool { return n.clock.Now().Sub(began) >= time.Hour }, 20*time.Second, time.Millisecond)
+	second := next(2)
+	acknowledge(first, began.Add(2*time.Hour)) // when it was asked for is forgotten
+	acknowledge(second, began.Add(3*time.Hour))
+	require.Eventually(t, func() bool { return n.clock.Now().Sub(began) >= 3*time.Hour }, 20*time.Second, time.Millisecond)
+	n.seen.mu.Lock()
+	defer n.seen.mu.Unlock()
+	require.Len(t, n.seen.told, 3, "the welcome, and each newest report")
 }
 
 func TestQuarantineIsShownToTheOwnerUntilItEnds(t *testing.T) {

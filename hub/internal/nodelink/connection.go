@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/time/rate"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/telemetry"
@@ -31,6 +32,8 @@ type connection struct {
 	out     *outbox
 	log     *slog.Logger
 	tunnels tunnels
+	// now is the hub's time.
+	now func() time.Time
 	// traces bounds how many of the node's requests are traced.
 	traces *rate.Limiter
 	// uploaded is closed when the node has uploaded its state to a restored hub, or at once where none is needed.
@@ -216,7 +219,7 @@ func (c *connection) report(ctx context.Context, r *protocol.Report) error {
 		return err
 	}
 	c.out.put(&protocol.HubMessage{Message: &protocol.HubMessage_ReportAck{
-		ReportAck: &protocol.ReportAck{Counter: r.GetCounter()},
+		ReportAck: &protocol.ReportAck{Counter: r.GetCounter(), HubTime: timestamppb.New(c.now())},
 	}})
 	failpoint.Hit("hub/report/acknowledged")
 	return nil

@@ -81,6 +81,17 @@ func TestAcceleratorsOfAReportAreShownAtOnce(t *testing.T) {
 	require.Equal(t, "missing", shown(h, n)[0].GetHealth())
 }
 
+func TestTheAnswerToAReportTellsTheHubsTime(t *testing.T) {
+	_, _, l := hubtest.NewWithNode(t)
+	asked := time.Now()
+	l.Counter++
+	l.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Report{Report: &protocol.Report{Counter: l.Counter}}})
+	ack := hubtest.Next(l, func(m *protocol.HubMessage) (*protocol.ReportAck, bool) {
+		return m.GetReportAck(), m.GetReportAck().GetCounter() == l.Counter
+	})
+	require.WithinRange(t, ack.GetHubTime().AsTime(), asked, time.Now())
+}
+
 // A node whose every hello names other accelerators fills no table.
 func TestNodeThatNamesEverNewAcceleratorsFillsNoTable(t *testing.T) {
 	h := hubtest.New(t)

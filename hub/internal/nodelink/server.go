@@ -393,6 +393,7 @@ func (s *Server) open(ctx context.Context, conn *link.Conn, handler Handler, pee
 		conn:         conn,
 		control:      stream,
 		out:          newOutbox(),
+		now:          s.Now,
 		traces:       rate.NewLimiter(tracesPerSecond, tracesBurst),
 		log:          log,
 		acked:        ackedByHello(peer.NodeID, session.SessionNo, hello),
