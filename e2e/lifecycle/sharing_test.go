@@ -136,7 +136,7 @@ func TestAppsOfOneOrgShareAGPUByMPS(t *testing.T) {
 	pid, err := strconv.Atoi(string(daemon))
 	require.NoError(t, err)
 	w.Explain(harness.Faults{
-		Why:      "the MPS daemon of both apps is killed: the time since the last scan of the GPUs, 5 s before, is not billed",
+		Why:      "the MPS daemon of both apps is killed: the time since the last scan of the GPUs, 5 s ago, is not billed",
 		Restarts: len(apps),
 		Unbilled: time.Duration(len(apps)) * 6 * time.Second,
 	})

@@ -177,10 +177,11 @@ func (r *Runtime) anySilent() (is bool) {
 
 // readStatsOf reads the use of one container. An answer may be that it does not run; the one that took about all of
 // the time is none.
-func (r *Runtime) readStatsOf(ctx context.Context, id string, within time.Duration) (_ map[string]Stats, answered bool) {
+func (r *Runtime) readStatsOf(ctx context.Context, id string, within time.Duration,
+) (found map[string]Stats, answered bool) {
 	began := time.Now()
-	one, _ := r.readStats(ctx, within, "id=="+strconv.Quote(id))
-	return one, len(one) > 0 || time.Since(began) < within/2
+	found, _ = r.readStats(ctx, within, "id=="+strconv.Quote(id))
+	return found, len(found) > 0 || time.Since(began) < within/2
 }
 
 // readStats reads the use of the containers that a filter of containerd names, of all without one.
