@@ -52,6 +52,20 @@ func (f Faults) plus(more Faults) Faults {
 	}
 }
 
+// UnconfirmedMax bounds the time of an app with accelerators that is not billed when they fail, or the app or its node
+// crashes. The agent scans every 5 s: one scan may find the loss just before the next, another may be needed to end a
+// container, and a sample before the first of them may be missing.
+const UnconfirmedMax = 15 * time.Second
+
+// ExplainUnconfirmed says that so many apps lose time that no scan of their accelerators has confirmed.
+func (w *Testbed) ExplainUnconfirmed(apps int) {
+	w.T.Helper()
+	w.Explain(Faults{
+		Why:      "time that no scan of the accelerators has confirmed is not billed",
+		Unbilled: time.Duration(apps) * UnconfirmedMax,
+	})
+}
+
 // audit is what is watched of a test's nodes until its end.
 type audit struct {
 	mu      sync.Mutex

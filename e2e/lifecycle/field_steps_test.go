@@ -155,7 +155,12 @@ func (l *fieldLife) reboot() {
 	_, prepared, _ := l.services()
 	cached := func() string { return fmt.Sprintf("/proc/%d/root/cache/weights", l.Running(l.i)["vllm"].PID) }
 	require.NoError(l.T, os.WriteFile(cached(), []byte("weights"), 0o600))
-	defer l.unbilledSince(time.Now())
+	began := time.Now()
+	if l.GPUs > 0 {
+		began = began.Add(-harness.UnconfirmedMax)
+		l.ExplainUnconfirmed(1)
+	}
+	defer l.unbilledSince(began)
 	off, on := l.Reboot(l.Agent)
 	l.Eventually("the hub sees the app run again", func() error {
 		now := l.Instance(l.i.ID)

@@ -267,6 +267,9 @@ func (l *life) stopAndStart() {
 }
 
 func (l *life) reboot() {
+	if l.GPUs > 0 {
+		l.ExplainUnconfirmed(1)
+	}
 	_, on := l.Reboot(l.Agent)
 	l.Eventually("the hub sees Jupyter run again", func() error {
 		now := l.Instance(l.i.ID)

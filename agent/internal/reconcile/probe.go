@@ -141,9 +141,7 @@ func (r *Reconciler) livenessLoop(ctx context.Context, c agent.Container, probe 
 		if !loop.Pause(ctx, untilSlot(time.Now(), period)) {
 			return
 		}
-		bounded, cancel := context.WithTimeout(ctx, timeout)
-		err := check(bounded)
-		cancel()
+		err := check(ctx, timeout)
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -217,11 +215,9 @@ func (r *Reconciler) probeLoop(ctx context.Context, p *prober, c agent.Container
 	timeout := cmp.Or(time.Duration(s.GetReadiness().GetTimeoutMillis())*time.Millisecond, defaultProbeTimeout)
 	ready, bad, began := !c.ReadyAt.IsZero(), 0, time.Now()
 	for {
-		bounded, cancel := context.WithTimeout(ctx, timeout)
 		asked := time.Now()
-		err := check(bounded)
+		err := check(ctx, timeout)
 		took := time.Since(asked)
-		cancel()
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -298,28 +294,41 @@ func readinessOf(s *protocol.Service) *protocol.Probe {
 	return s.GetReadiness()
 }
 
-// checkOf is one try of a probe.
-func (r *Reconciler) checkOf(c agent.Container, probe *protocol.Probe, at addresses) func(context.Context) error {
+// check is one try of a probe.
+type check func(ctx context.Context, timeout time.Duration) error
+
+func (r *Reconciler) checkOf(c agent.Container, probe *protocol.Probe, at addresses) check {
 	addr, known := at.of(probe.GetPort())
 	switch {
 	case probe.GetKind() == "":
-		return func(context.Context) error { return nil }
+		return func(context.Context, time.Duration) error { return nil }
 	case probe.GetKind() == "exec":
-		return func(ctx context.Context) error { return r.probeExec(ctx, c.ID, probe.GetCommand()) }
+		return func(ctx context.Context, timeout time.Duration) error {
+			return r.probeExec(ctx, c.ID, probe.GetCommand(), timeout)
+		}
 	case !known:
-		return func(context.Context) error {
+		return func(context.Context, time.Duration) error {
 			return fmt.Errorf("the probe names port %q, which is not published", probe.GetPort())
 		}
 	case probe.GetKind() == "http":
-		return func(ctx context.Context) error { return probeHTTP(ctx, addr, probe.GetPath()) }
+		return bounded(func(ctx context.Context) error { return probeHTTP(ctx, addr, probe.GetPath()) })
 	default:
-		return func(ctx context.Context) error { return probeTCP(ctx, addr) }
+		return bounded(func(ctx context.Context) error { return probeTCP(ctx, addr) })
 	}
 }
 
-func (r *Reconciler) probeExec(ctx context.Context, containerID string, argv []string) error {
-	end, _ := ctx.Deadline() // probeLoop sets one
-	code, err := r.machine.Exec.Exec(ctx, containerID, argv, time.Until(end))
+func bounded(probe func(context.Context) error) check {
+	return func(ctx context.Context, timeout time.Duration) error {
+		ctx, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		return probe(ctx)
+	}
+}
+
+// probeExec counts the time from the start of the command: how long a busy node takes to start it says nothing of the
+// container.
+func (r *Reconciler) probeExec(ctx context.Context, containerID string, argv []string, timeout time.Duration) error {
+	code, err := r.machine.Exec.Exec(ctx, containerID, argv, timeout)
 	if err == nil && code != 0 {
 		err = fmt.Errorf("the probe's command exited with code %d", code)
 	}

@@ -267,6 +267,22 @@ func TestProbesRunInsideTheContainer(t *testing.T) {
 	require.Equal(t, "1", f.cgroupProcesses(spec.ID), "no probe's process is left")
 }
 
+// The shim of a busy machine is slow: the time until the command starts is not the command's.
+func TestTheTimeoutOfAProbesCommandBeginsWithIt(t *testing.T) {
+	f := newFixture(t)
+	id := f.startWaiting(f.image())
+	shims := f.daemon.Shims()
+	require.Len(t, shims, 1)
+	require.NoError(t, unix.Kill(shims[0], unix.SIGSTOP))
+	goOn := func() error { return unix.Kill(shims[0], unix.SIGCONT) }
+	t.Cleanup(func() { require.NoError(t, goOn()) })
+	const timeout = time.Second
+	time.AfterFunc(2*timeout, func() { _ = goOn() })
+	code, err := f.rt.Exec(t.Context(), id, []string{"/app", "exit", "12"}, timeout)
+	require.NoError(t, err)
+	require.Equal(t, 12, code)
+}
+
 func TestUseIsMeasured(t *testing.T) {
 	f := newFixture(t)
 	spec := f.spec(f.image(), "spin")

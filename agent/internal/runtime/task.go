@@ -232,38 +232,44 @@ func difference(a, b uint64) uint64 { return a - min(a, b) }
 // ErrExecTimeout is returned by Exec for a command that was killed because it took too long.
 var ErrExecTimeout = errors.New("the command took too long")
 
+// execStartMax bounds the start of a probe's command, which a busy machine may delay.
+const execStartMax = 10 * time.Second
+
 // Exec runs a command inside the container, as the container's user and with its limits, and returns its exit code. Its
-// output is thrown away. It is for probes; a command that takes longer than timeout is killed.
+// output is thrown away. It is for probes; a command that takes longer than timeout, from its start, is killed.
 func (r *Runtime) Exec(ctx context.Context, id string, argv []string, timeout time.Duration) (int, error) {
 	ctx = r.ns(ctx)
 	if len(argv) == 0 {
 		return 0, badSpec("The probe names no command.")
 	}
-	task, spec, err := r.taskOf(ctx, id)
+	starting, cancel := context.WithTimeout(ctx, execStartMax)
+	defer cancel()
+	task, spec, err := r.taskOf(starting, id)
 	if err != nil {
 		return 0, err
 	}
 	process := spec.Process
 	process.Args, process.Terminal = argv, false
 	// With cio.NullIO the command could not write: the shim opens /dev/null for reading.
-	p, err := task.Exec(ctx, r.commandID(), process, cio.LogFile(os.DevNull))
+	p, err := task.Exec(starting, r.commandID(), process, cio.LogFile(os.DevNull))
 	if err != nil {
 		return 0, notRunning(err)
 	}
 	defer r.endCommand(ctx, id, p)
-	return await(ctx, p, timeout)
-}
-
-func await(ctx context.Context, p client.Process, timeout time.Duration) (int, error) {
-	limit, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
 	exit, err := p.Wait(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("watch the command: %w", err)
 	}
-	if err := p.Start(limit); err != nil {
+	if err := p.Start(starting); err != nil {
 		return 0, startFault(err)
 	}
+	return await(ctx, p, exit, timeout)
+}
+
+// await returns the exit code of a command that was started, and kills it after timeout.
+func await(ctx context.Context, p client.Process, exit <-chan client.ExitStatus, timeout time.Duration) (int, error) {
+	limit, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	select {
 	case status := <-exit:
 		code, _, err := status.Result()
