@@ -4,6 +4,7 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -287,18 +288,29 @@ func (a *app) currentContext() (hubContext, error) {
 
 func (a *app) environmentContext(url string) (hubContext, error) {
 	c := hubContext{URL: url, Token: a.getenv("GPUAAS_TOKEN")}
-	for name, into := range map[string]*string{"GPUAAS_CA_FILE": &c.CAPEM, "GPUAAS_TOKEN_FILE": &c.Token} {
-		path := a.getenv(name)
-		if path == "" {
-			continue
+	if path := a.getenv("GPUAAS_CA_FILE"); path != "" {
+		var err error
+		if c.CAPEM, err = readAuthority(path); err != nil {
+			return c, usage(fmt.Errorf("GPUAAS_CA_FILE: %w", err))
 		}
+	}
+	if path := a.getenv("GPUAAS_TOKEN_FILE"); path != "" {
 		text, err := os.ReadFile(path)
 		if err != nil {
-			return c, usage(fmt.Errorf("%s: %w", name, err))
+			return c, usage(fmt.Errorf("GPUAAS_TOKEN_FILE: %w", err))
 		}
-		*into = strings.TrimSpace(string(text))
+		c.Token = strings.TrimSpace(string(text))
 	}
 	return c, nil
+}
+
+// readAuthority reads a file with the hub's authority. An empty file does not mean the system's authorities.
+func readAuthority(path string) (string, error) {
+	text, err := os.ReadFile(path)
+	if err == nil && len(bytes.TrimSpace(text)) == 0 {
+		err = fmt.Errorf("%s holds no certificate", path)
+	}
+	return string(text), err
 }
 
 func (a *app) storePath() string {

@@ -34,11 +34,10 @@ func (l *loginFlags) context(a *app) (hubContext, string, error) {
 	}
 	fresh := hubContext{URL: strings.TrimSuffix(l.url, "/"), Project: a.project}
 	if l.caFile != "" {
-		pem, err := os.ReadFile(l.caFile)
-		if err != nil {
+		var err error
+		if fresh.CAPEM, err = readAuthority(l.caFile); err != nil {
 			return hubContext{}, "", usage(err)
 		}
-		fresh.CAPEM = string(pem)
 	}
 	return fresh, or(l.name, defaultName(l.url)), nil
 }
