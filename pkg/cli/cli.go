@@ -53,7 +53,7 @@ func Main(ctx context.Context, env Env, args []string) int {
 	root.SetErr(env.Stderr)
 	err := root.ExecuteContext(ctx)
 	if _, ended := errors.AsType[commandExit](err); err != nil && !ended {
-		fmt.Fprintln(env.Stderr, "gpuaas: "+describe(err))
+		fmt.Fprintln(env.Stderr, "gpuaas: "+printableLines(describe(err)))
 	}
 	return exitCode(err)
 }

@@ -45,6 +45,6 @@ func (s *session) printEvent(e client.Event) error {
 	if e.Data.Reason != "" {
 		line += "  " + e.Data.Reason
 	}
-	_, err := fmt.Fprintln(s.env.Stdout, line)
+	_, err := fmt.Fprintln(s.env.Stdout, printable(line))
 	return err
 }

@@ -108,6 +108,15 @@ func printable(s string) string {
 	}, s)
 }
 
+// printableLines is printable for a text that may have several lines.
+func printableLines(s string) string {
+	lines := strings.Split(s, "\n")
+	for n := range lines {
+		lines[n] = printable(lines[n])
+	}
+	return strings.Join(lines, "\n")
+}
+
 func stamp(t time.Time) string {
 	if t.IsZero() {
 		return ""

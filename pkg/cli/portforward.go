@@ -149,7 +149,7 @@ func (f forwarding) forward(ctx context.Context, conn *net.TCPConn) error {
 		caller.Abort()
 		switch exitCode(err) {
 		case exitConflict, exitUnavailable, exitInterrupted, exitFailed:
-			fmt.Fprintln(f.env.Stderr, "gpuaas: connection refused: "+describe(err))
+			fmt.Fprintln(f.env.Stderr, "gpuaas: connection refused: "+printableLines(describe(err)))
 			return nil
 		default:
 			return err
