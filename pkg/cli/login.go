@@ -120,12 +120,10 @@ func (a *app) login(ctx context.Context, name string, fresh hubContext) error {
 	if err != nil {
 		return err
 	}
-	s, err := loadStore(a.storePath())
-	if err != nil {
-		return err
-	}
-	s.Contexts[name], s.CurrentContext = fresh, name
-	if err := s.save(a.storePath()); err != nil {
+	if err := changeStore(a.storePath(), func(s *store) error {
+		s.Contexts[name], s.CurrentContext = fresh, name
+		return nil
+	}); err != nil {
 		return err
 	}
 	p.stop()
@@ -244,15 +242,13 @@ func (a *app) contextCommand() *cobra.Command {
 			Use: use + " NAME", Short: short, ValidArgsFunction: a.completeContexts,
 			Args: checked(cobra.ExactArgs(1)),
 			RunE: func(_ *cobra.Command, args []string) error {
-				s, err := loadStore(a.storePath())
-				if err != nil {
-					return err
-				}
-				if _, ok := s.Contexts[args[0]]; !ok {
-					return usage(fmt.Errorf("there is no context %q; gpuaas context list shows them", args[0]))
-				}
-				f(&s, args[0])
-				return s.save(a.storePath())
+				return changeStore(a.storePath(), func(s *store) error {
+					if _, ok := s.Contexts[args[0]]; !ok {
+						return usage(fmt.Errorf("there is no context %q; gpuaas context list shows them", args[0]))
+					}
+					f(s, args[0])
+					return nil
+				})
 			},
 		}
 	}

@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -53,14 +51,11 @@ func (c *loginCredential) Bearer(ctx context.Context) (string, error) {
 		return kept.AccessToken, err
 	}
 	// A refresh token counts once: of two commands at a time, the second finds what the first one got.
-	lock, err := os.OpenFile(c.path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	unlock, err := lockStore(c.path)
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = lock.Close() }()
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		return "", fmt.Errorf("lock %s: %w", lock.Name(), err)
-	}
+	defer unlock()
 	s, kept, err := c.load()
 	if err != nil || time.Until(kept.ExpiresAt) > refreshAhead {
 		return kept.AccessToken, err
@@ -171,18 +166,16 @@ func (a *app) logoutCommand() *cobra.Command {
 			if s.context.Login == nil {
 				return usage(errors.New("this context is no login with a password; gpuaas context remove NAME forgets it"))
 			}
-			err := closed(s.hub.Logout(ctx, s.editors()...))
-			if _, refused := errors.AsType[*client.CredentialError](err); err != nil && !refused {
+			// A session that has ended before leaves tokens to forget as well.
+			if err := closed(s.hub.Logout(ctx, s.editors()...)); err != nil && exitCode(err) != exitCredential {
 				return err
 			}
-			kept, err := loadStore(a.storePath())
-			if err != nil {
-				return err
-			}
-			of := kept.Contexts[s.context.name]
-			of.Login = nil
-			kept.Contexts[s.context.name] = of
-			return kept.save(a.storePath())
+			return changeStore(a.storePath(), func(kept *store) error {
+				of := kept.Contexts[s.context.name]
+				of.Login = nil
+				kept.Contexts[s.context.name] = of
+				return nil
+			})
 		})
 	return c
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	"go.yaml.in/yaml/v3"
 
@@ -88,6 +89,39 @@ func loadStore(path string) (store, error) {
 		s.Contexts = map[string]hubContext{}
 	}
 	return s, nil
+}
+
+// changeStore changes the file while no other command does: what that writes meanwhile, like the tokens of a refresh,
+// would be lost.
+func changeStore(path string, change func(*store) error) error {
+	unlock, err := lockStore(path)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	s, err := loadStore(path)
+	if err != nil {
+		return err
+	}
+	if err := change(&s); err != nil {
+		return err
+	}
+	return s.save(path)
+}
+
+// lockStore waits until no other command changes the file.
+func lockStore(path string) (unlock func(), err error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, err
+	}
+	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", lock.Name(), err), lock.Close())
+	}
+	return func() { _ = lock.Close() }, nil
 }
 
 // save replaces the file in one step, so that an interruption leaves the old one whole.
