@@ -56,8 +56,11 @@ func (s *storage) serveVolumes(w http.ResponseWriter, r *http.Request, route str
 			if v.Status == "" {
 				v.Status = client.VolumeStatusReady
 			}
-			if v.Name == "doomed" {
+			switch v.Name {
+			case "doomed":
 				v.Status = client.VolumeStatusNodeLost
+			case "short-lived":
+				v.Status = client.VolumeStatusDeleted
 			}
 		}
 		answer(w, 200, v)

@@ -5,14 +5,19 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
-// volumeWait is how long one request waits for a change.
-const volumeWait = "30s"
+const (
+	// volumeWait is how long one request waits for a change.
+	volumeWait = "30s"
+	// volumePoll is the least time between two answers without a change: a hub with too many watchers answers at once.
+	volumePoll = time.Second
+)
 
 func volumeColumns() []column[client.Volume] {
 	return []column[client.Volume]{
@@ -130,19 +135,38 @@ func (a *app) volumeAction(use, short string, until client.VolumeStatus, args co
 func (s *session) waitForVolume(ctx context.Context, project string, v client.Volume, want client.VolumeStatus,
 ) (client.Volume, error) {
 	for v.Status != want {
-		if v.Status == client.VolumeStatusNodeLost {
+		switch v.Status { //nolint:exhaustive // the others may become what is waited for
+		case client.VolumeStatusNodeLost:
 			return v, fmt.Errorf("the node of volume %s is lost", v.Name)
+		case client.VolumeStatusDeleted:
+			return v, fmt.Errorf("the volume %s was deleted", v.Name)
 		}
 		s.progress.now(or(v.Detail, "waiting until the volume is "+string(want)))
+		asked := time.Now()
 		next, err := client.Read[client.Volume](s.hub.GetVolume(ctx, project, v.ID, &client.GetVolumeParams{
 			After: v.ResourceVersion, Wait: volumeWait,
 		}, s.editors()...))
+		if err == nil && next.ResourceVersion == v.ResourceVersion && next.Status != want {
+			err = waitUntil(ctx, asked.Add(volumePoll))
+		}
 		if err != nil {
 			return v, err
 		}
 		v = next
 	}
 	return v, nil
+}
+
+// waitUntil returns at a time, or with the error of ctx before.
+func waitUntil(ctx context.Context, then time.Time) error {
+	timer := time.NewTimer(time.Until(then))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
 }
 
 func (a *app) snapshotVolume() *cobra.Command {
@@ -160,8 +184,12 @@ func (a *app) snapshotVolume() *cobra.Command {
 		made, err := client.Read[client.VolumeSnapshot](s.hub.CreateVolumeSnapshot(ctx, project, id, body, s.editors()...))
 		for err == nil && wait && made.Status == client.VolumeSnapshotStatusPending {
 			s.progress.now("waiting until the snapshot is ready")
+			asked, before := time.Now(), made.ResourceVersion
 			made, err = client.Read[client.VolumeSnapshot](s.hub.GetVolumeSnapshot(ctx, project, id, made.ID,
-				&client.GetVolumeSnapshotParams{After: made.ResourceVersion, Wait: volumeWait}, s.editors()...))
+				&client.GetVolumeSnapshotParams{After: before, Wait: volumeWait}, s.editors()...))
+			if err == nil && made.ResourceVersion == before && made.Status == client.VolumeSnapshotStatusPending {
+				err = waitUntil(ctx, asked.Add(volumePoll))
+			}
 		}
 		if err != nil {
 			return err
