@@ -113,6 +113,28 @@ func TestWhatIsNoComposeFileIsAnError(t *testing.T) {
 	}
 }
 
+// An app never gets less than its file says: a manifest counts in MiB.
+func TestSizesAreRoundedUp(t *testing.T) {
+	out, err := compose.Convert(t.Context(), []byte(`services:
+  app:
+    image: org/acme/corpus/app@sha256:`+strings.Repeat("a", 64)+`
+    mem_limit: 200000001b
+    shm_size: 1048577b
+    tmpfs: ["/tmp:size=1048577"]
+    volumes: ["data:/data"]
+volumes:
+  data: {driver_opts: {size: 2147483649b}}
+`), compose.Options{Slug: "corpus", Version: "1.0.0"})
+	require.NoError(t, err)
+	m, err := manifest.Parse(out)
+	require.NoError(t, err)
+	s := m.Version.RuntimeProfile.Services[0]
+	require.EqualValues(t, 191, s.Resources.MemoryMiB.Default)
+	require.EqualValues(t, 2, s.Resources.ShmMiB.Default)
+	require.EqualValues(t, 2, s.Scratch[0].SizeMiB)
+	require.EqualValues(t, 2049, s.Volumes[0].SizeMiB.Default)
+}
+
 // The file of the machine that converts is not asked: an environment variable changes nothing.
 func TestNothingIsTakenFromTheEnvironment(t *testing.T) {
 	t.Setenv("COMPOSE_PROJECT_NAME", "other")

@@ -64,8 +64,9 @@ func allowed() []string {
 		"services.*.ports.[].target", "services.*.read_only", "services.*.restart", "services.*.shm_size",
 		"services.*.stop_grace_period", "services.*.tmpfs", "services.*.user", "services.*.volumes.[].bind",
 		"services.*.volumes.[].read_only", "services.*.volumes.[].source", "services.*.volumes.[].target",
-		"services.*.volumes.[].tmpfs.size", "services.*.volumes.[].type", "services.*.volumes.[].volume",
-		"services.*.working_dir", "volumes.*.driver_opts.size", "volumes.*.labels", "volumes.*.name",
+		"services.*.volumes.[].tmpfs.size", "services.*.volumes.[].type", "services.*.volumes.[].volume.labels",
+		"services.*.volumes.[].volume.nocopy", "services.*.working_dir", "volumes.*.driver_opts.size", "volumes.*.labels",
+		"volumes.*.name",
 	}
 }
 
@@ -96,6 +97,8 @@ func reasons() map[string]string {
 		"services.*.userns_mode":           shared,
 		"services.*.uts":                   shared,
 		"services.*.volumes_from":          "services share no files",
+
+		"services.*.volumes.[].volume.subpath": "a service has all of a volume; give it one of its own",
 	}
 }
 

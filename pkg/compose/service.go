@@ -21,6 +21,7 @@ func (c *converter) service(name string, main bool) manifest.Service {
 	out.Aliases = c.aliases(name, s)
 	out.DependsOn = c.dependsOn(name, s)
 	out.Restart = c.restart(name, s, main)
+	c.refuseEmptied(name, s)
 	out.Command, out.Args = arguments(s.Entrypoint), arguments(s.Command)
 	out.Env = c.environment(name, s)
 	out.Ports = c.ports(name, s)
@@ -114,6 +115,21 @@ func (c *converter) restart(name string, s types.ServiceConfig, main bool) strin
 	c.refuse("must be no, always, on-failure or unless-stopped", "the platform bounds the attempts itself",
 		"services", name, "restart")
 	return ""
+}
+
+// refuseEmptied refuses what takes the entry point or the arguments of the image away: without any in the manifest, a
+// service has those of its image.
+func (c *converter) refuseEmptied(name string, s types.ServiceConfig) {
+	refuse := func(key string) {
+		c.refuse("is empty; a service has the "+key+" of its image, or another one", "leave it out, or write one",
+			"services", name, key)
+	}
+	if s.Entrypoint != nil && len(s.Entrypoint) == 0 {
+		refuse("entrypoint")
+	}
+	if s.Command != nil && len(s.Command) == 0 && len(s.Entrypoint) == 0 {
+		refuse("command")
+	}
 }
 
 func arguments(list []string) []manifest.Argument {
@@ -254,6 +270,12 @@ func (c *converter) volumes(name string, s types.ServiceConfig) []manifest.Volum
 		if !ok {
 			c.refuse("names no volume of the file", "list it below volumes", at...)
 			continue
+		}
+		for _, other := range c.doc.keys("volumes") {
+			if other != v.Source && hostName(other) == hostName(v.Source) {
+				c.refuse("would be one volume with "+other+", as "+hostName(v.Source), "give it another name",
+					"volumes", v.Source)
+			}
 		}
 		size := manifest.Range{Min: 1024, Default: 10_240, Max: 1 << 20}
 		if text, given := named.DriverOpts["size"]; given {
