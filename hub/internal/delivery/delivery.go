@@ -289,33 +289,39 @@ func (s *sender) replay(ctx context.Context) error {
 		if err != nil || letter == nil {
 			return err
 		}
-		failure, err := s.sendAgain(ctx, letter.EventID)
+		result, err := s.sendAgain(ctx, letter.EventID)
 		if err != nil {
 			return err
 		}
 		if err := s.write(ctx, func(tx db.Tx) error {
-			return webhook.Replayed(ctx, tx, s.id, letter.EventID, failure, s.Now())
+			err := webhook.Replayed(ctx, tx, s.id, letter.EventID, result.failure, s.Now())
+			if err == nil && result.gone {
+				err = s.disable(ctx, tx, webhook.Gone)
+			}
+			return err
 		}); err != nil {
 			return err
+		}
+		if result.gone {
+			return errStopped
 		}
 	}
 }
 
-func (s *sender) sendAgain(ctx context.Context, eventID string) (failure string, err error) {
+func (s *sender) sendAgain(ctx context.Context, eventID string) (outcome, error) {
 	w, owner, err := s.load(ctx)
 	if err != nil {
-		return "", err
+		return outcome{}, err
 	}
 	e, err := db.Query(ctx, s.DB, func(tx db.Tx) (*event.Numbered, error) { return event.ByID(ctx, tx, eventID) })
 	if err != nil {
-		return "", err
+		return outcome{}, err
 	}
 	s.reader.Replace(owner)
 	if e == nil || !s.reader.MaySee(e.Event) {
-		return "the event is no longer kept, or the owner may not see it", nil
+		return outcome{failure: "the event is no longer kept, or the owner may not see it"}, nil
 	}
-	result := s.send(ctx, w, *e)
-	return result.failure, ctx.Err()
+	return s.send(ctx, w, *e), ctx.Err()
 }
 
 // disable stops the webhook.

@@ -76,3 +76,76 @@ func TestLaw10AWebhookThatWaitsSendsWhatItsOwnerMaySeeThen(t *testing.T) {
 	h.until(made.Webhook.ID, func(w webhook.Webhook) bool { return w.Status == webhook.Disabled })
 	require.Empty(t, e.got)
 }
+
+// withDeadLetter is a house with a webhook that has one dead letter, of which answer decides from then on.
+func withDeadLetter(t *testing.T, answer func(w http.ResponseWriter, subject string),
+) (h *house, e *endpoint, id string) {
+	h = newHouse(t)
+	tries := 0
+	e = listen(t, func(w http.ResponseWriter, r request) {
+		if tries++; tries > MaxTries {
+			answer(w, r.subject())
+			return
+		}
+		w.WriteHeader(http.StatusInternalServerError)
+	})
+	id = h.create(webhook.Webhook{URL: e.URL, Types: []string{"apps.environment"}}).Webhook.ID
+	h.number()
+	t.Cleanup(h.start(e))
+	h.happen("apps.environment.removed", "letter")
+	e.subjects(MaxTries)
+	h.until(id, func(w webhook.Webhook) bool { return w.FailingSince != nil && w.Tries == 0 })
+	require.Len(t, h.letters(id), 1)
+	return h, e, id
+}
+
+func (h *house) replay(id string) {
+	h.Helper()
+	_, err := h.commands.ReplayWebhook(h.Context(), h.meta("replay"), h.org.ID, id, "")
+	require.NoError(h, err)
+}
+
+// A webhook is disabled after 24 hours without a delivery: a dead letter that is taken at last is one.
+func TestAReplayThatIsTakenIsADelivery(t *testing.T) {
+	fails := true
+	h, e, id := withDeadLetter(t, func(w http.ResponseWriter, subject string) {
+		if subject == "next" && fails {
+			fails = false
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+	})
+	h.pass(disableAfter - time.Minute)
+	h.replay(id)
+	require.Equal(t, []string{"letter"}, e.subjects(1))
+	require.Eventually(t, func() bool { return len(h.letters(id)) == 0 }, time.Minute, 10*time.Millisecond)
+	w := h.until(id, func(webhook.Webhook) bool { return true })
+	require.Nil(t, w.FailingSince)
+	require.Empty(t, w.LastError)
+	require.Equal(t, h.now(), w.DeliveredAt.UTC())
+	h.pass(2 * time.Minute)
+	h.happen("apps.environment.removed", "next")
+	require.Equal(t, []string{"next", "next"}, e.subjects(2))
+}
+
+func TestAReplayThatIsAnswered410DisablesTheWebhook(t *testing.T) {
+	h, _, id := withDeadLetter(t, func(w http.ResponseWriter, _ string) { w.WriteHeader(http.StatusGone) })
+	h.replay(id)
+	w := h.until(id, func(w webhook.Webhook) bool { return w.Status == webhook.Disabled })
+	require.Equal(t, webhook.Gone, w.DisabledReason)
+	letters := h.letters(id)
+	require.Len(t, letters, 1)
+	require.Equal(t, "status 410", letters[0].LastError)
+	require.False(t, letters[0].Replaying)
+}
+
+// The pauses of the ten tries, which take about half an hour.
+func TestPausesDoubleUpToTenMinutes(t *testing.T) {
+	var pauses []time.Duration
+	for tries := range MaxTries - 1 {
+		pauses = append(pauses, (&Deliverer{}).pauseAfter(tries))
+	}
+	require.Equal(t, []time.Duration{
+		5 * time.Second, 10 * time.Second, 20 * time.Second, 40 * time.Second, 80 * time.Second, 160 * time.Second,
+		320 * time.Second, 10 * time.Minute, 10 * time.Minute,
+	}, pauses)
+}

@@ -64,10 +64,18 @@ func Replaying(ctx context.Context, tx db.Tx, webhookID string) (*DeadLetter, er
 	return found[0], nil
 }
 
-// Replayed records how the replay of a dead letter went: it is gone, or stays with why it failed.
+// Replayed records how the replay of a dead letter went: it is gone, which is a delivery, or stays with why it failed.
 func Replayed(ctx context.Context, tx db.Tx, webhookID, eventID, failure string, now time.Time) error {
 	if failure == "" {
-		return tx.Queue(ctx, `DELETE FROM webhook_dead_letters WHERE webhook_id = $1 AND event_id = $2`, webhookID, eventID)
+		if err := tx.Queue(ctx, `DELETE FROM webhook_dead_letters WHERE webhook_id = $1 AND event_id = $2`, webhookID,
+			eventID); err != nil {
+			return err
+		}
+		// Another event may wait for its next try.
+		return tx.Queue(ctx, `
+			UPDATE webhooks SET failing_since = NULL, delivered_at = $2,
+				last_error = CASE WHEN tries = 0 THEN '' ELSE last_error END
+			WHERE id = $1`, webhookID, now)
 	}
 	return tx.Queue(ctx, `
 		UPDATE webhook_dead_letters SET replaying = FALSE, tries = tries + 1, last_error = $3, failed_at = $4
