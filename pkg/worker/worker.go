@@ -44,7 +44,10 @@ const (
 	retryPause = 2 * time.Second
 	// DefaultReportEvery is a quarter of the time after which a member that is not reported any more counts as failed.
 	DefaultReportEvery = 30 * time.Second
-	// reportTimeout bounds the report of a task's end: the work is done, also where the worker is asked to stop.
+	// MembersTimeout bounds a call of Members.
+	MembersTimeout = 20 * time.Second
+	// reportTimeout bounds the reports of members, and the report of a task's end: the work is done, also where the
+	// worker is asked to stop.
 	reportTimeout = 20 * time.Second
 	maxDetail     = 2000
 	// codeFenced is the problem's code where another attempt holds the task.
@@ -84,7 +87,8 @@ type Worker struct {
 	Handle func(ctx context.Context, t Task) error
 	// Members says how the members of a running instance do, by their ids; those that it leaves out are not reported.
 	// Once it has reported a member, the hub takes a silence of two minutes for the member's failure. It may be nil: then
-	// members are as their tasks left them. It is called beside Handle.
+	// members are as their tasks left them. It is called beside Handle. Its context ends after MembersTimeout: what it
+	// returns by then is reported.
 	Members func(ctx context.Context, i client.AppInstance) (map[string]client.MemberReport, error)
 	// ReportEvery is DefaultReportEvery where it is zero.
 	ReportEvery time.Duration
@@ -92,6 +96,8 @@ type Worker struct {
 	OnError func(error)
 
 	onError sync.Mutex
+	// membersTimeout replaces MembersTimeout in tests.
+	membersTimeout time.Duration
 }
 
 // Task is a claimed task. Instance is the app instance at the claim, with its members, parameters and config.
@@ -179,16 +185,13 @@ func (w *Worker) report(ctx context.Context) {
 }
 
 func (w *Worker) reportMembers(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
-	defer cancel()
-	i, err := w.instance(ctx)
+	i, members, err := w.askMembers(ctx)
 	if err != nil || i.Status != client.AppInstanceStatusRunning {
 		return err
 	}
-	members, err := w.Members(ctx, i)
-	if err != nil {
-		return err
-	}
+	// What Members has found out in all of its time still reaches the hub.
+	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
+	defer cancel()
 	for id, r := range members {
 		r.Detail = detailOf(r.Detail)
 		_, failure := client.Read[client.AppInstance](w.Hub.ReportAppInstanceMember(ctx, w.ProjectID, w.InstanceID, id, r))
@@ -197,6 +200,18 @@ func (w *Worker) reportMembers(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+// askMembers asks how the members of the instance do, where it runs.
+func (w *Worker) askMembers(ctx context.Context) (i client.AppInstance, members map[string]client.MemberReport,
+	err error,
+) {
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(w.membersTimeout, MembersTimeout))
+	defer cancel()
+	if i, err = w.instance(ctx); err == nil && i.Status == client.AppInstanceStatusRunning {
+		members, err = w.Members(ctx, i)
+	}
+	return i, members, err
 }
 
 // step waits for a task and works it off; done says that there will be none any more.

@@ -11,6 +11,7 @@ import (
 	"path"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -84,6 +85,15 @@ func run(t *testing.T, f *fakeHub, handle func(context.Context, worker.Task) err
 
 func runWorker(t *testing.T, handler http.Handler, w *worker.Worker) []error {
 	t.Helper()
+	var errs []error
+	w.OnError = func(err error) { errs = append(errs, err) }
+	require.NoError(t, newWorker(t, handler, w).Run(t.Context()))
+	return errs
+}
+
+// newWorker connects a worker to a hub.
+func newWorker(t *testing.T, handler http.Handler, w *worker.Worker) *worker.Worker {
+	t.Helper()
 	server := httptest.NewTLSServer(handler)
 	t.Cleanup(server.Close)
 	hub, err := client.Open(client.Config{
@@ -93,11 +103,8 @@ func runWorker(t *testing.T, handler http.Handler, w *worker.Worker) []error {
 	})
 	require.NoError(t, err)
 	t.Cleanup(hub.Close)
-	var errs []error
 	w.Hub, w.ProjectID, w.InstanceID, w.Name, w.Lease = hub, id, id, "a", cmp.Or(w.Lease, time.Second)
-	w.OnError = func(err error) { errs = append(errs, err) }
-	require.NoError(t, w.Run(t.Context()))
-	return errs
+	return w
 }
 
 func TestAWorkerClaimsReportsAndCompletes(t *testing.T) {
@@ -223,4 +230,46 @@ func TestMembersAreReportedWhileTheirInstanceRuns(t *testing.T) {
 	require.Equal(t, []error{broken}, errs)
 	require.GreaterOrEqual(t, len(reports), 3)
 	require.Equal(t, client.MemberReport{Status: client.MemberReportStatusReady, Detail: "up"}, reports[0])
+}
+
+// A machine that does not answer takes Members all its time; what is known of the others is reported.
+func TestMembersThatTakeAllTheirTimeAreReported(t *testing.T) {
+	var (
+		reported atomic.Bool
+		calls    atomic.Int64
+	)
+	runWorker(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		i := client.AppInstance{ID: id, Status: client.AppInstanceStatusRunning, Members: []client.Member{{ID: id}}}
+		switch {
+		case r.Method == http.MethodPost:
+			reported.Store(true)
+		case path.Base(r.URL.Path) == "tasks":
+			answer(w, client.TaskList{Items: []client.Task{}})
+			return
+		case reported.Load() || calls.Load() > 20:
+			i.Status = client.AppInstanceStatusDecommissioned
+		}
+		answer(w, i)
+	}), worker.WithMembersTimeout(&worker.Worker{
+		ReportEvery: time.Millisecond,
+		Members: func(ctx context.Context, i client.AppInstance) (map[string]client.MemberReport, error) {
+			calls.Add(1)
+			<-ctx.Done()
+			return map[string]client.MemberReport{i.Members[0].ID: {Status: client.MemberReportStatusReady}}, nil
+		},
+	}, 100*time.Millisecond))
+	require.True(t, reported.Load())
+}
+
+// A worker that is asked to stop leaves its task to the next one: what it has not done is no failure.
+func TestAWorkerThatStopsReportsNoFailure(t *testing.T) {
+	f := &fakeHub{heartbeat: client.Task{}}
+	ctx, stop := context.WithCancel(t.Context())
+	w := &worker.Worker{Handle: func(ctx context.Context, _ worker.Task) error {
+		stop()
+		<-ctx.Done()
+		return ctx.Err()
+	}}
+	require.ErrorIs(t, newWorker(t, f, w).Run(ctx), context.Canceled)
+	require.Equal(t, []string{"claim"}, f.calls)
 }

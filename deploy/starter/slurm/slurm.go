@@ -11,6 +11,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuaas/gpuaas/deploy/starter"
 	"github.com/gpuaas/gpuaas/pkg/client"
@@ -61,6 +64,13 @@ func (c *Controller) Handle(ctx context.Context, t worker.Task) error {
 	}
 }
 
+// answerLimit bounds the wait for a machine, which may hang, so that there is time left for the others; at most asked
+// of them are asked at once.
+const (
+	answerLimit = 5 * time.Second
+	asked       = 32
+)
+
 // Members says how the nodes of the cluster do; it is the Members of a worker. A machine that does not answer is one
 // failed member, not an error.
 func (c *Controller) Members(ctx context.Context, i client.AppInstance) (map[string]client.MemberReport, error) {
@@ -68,15 +78,15 @@ func (c *Controller) Members(ctx context.Context, i client.AppInstance) (map[str
 	if err != nil {
 		return nil, err
 	}
+	alive := whichAnswer(ctx, nodes)
 	reports := map[string]client.MemberReport{}
-	for _, n := range nodes {
+	for at, n := range nodes {
 		state, err := nodes[0].Step(ctx, "state", n.Name)
 		if err != nil {
 			return nil, err
 		}
-		alive, err := n.Step(ctx, "alive")
 		switch {
-		case err != nil || alive != "yes":
+		case !alive[at]:
 			reports[n.ID] = client.MemberReport{
 				Status: client.MemberReportStatusFailed, Reason: client.WorkerReasonNodeUnreachable,
 			}
@@ -89,6 +99,24 @@ func (c *Controller) Members(ctx context.Context, i client.AppInstance) (map[str
 		}
 	}
 	return reports, nil
+}
+
+// whichAnswer asks all machines whether they serve.
+func whichAnswer(ctx context.Context, nodes []starter.Node) []bool {
+	alive := make([]bool, len(nodes))
+	var group errgroup.Group
+	group.SetLimit(asked)
+	for at, n := range nodes {
+		group.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, answerLimit)
+			defer cancel()
+			said, err := n.Step(ctx, "alive")
+			alive[at] = err == nil && said == "yes"
+			return nil
+		})
+	}
+	_ = group.Wait() // none fails
+	return alive
 }
 
 // form makes a cluster of all nodes, or adds one to it: Slurm reads its nodes when its daemons start. Jobs go on.
