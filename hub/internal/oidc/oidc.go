@@ -4,8 +4,10 @@ package oidc
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -131,9 +133,9 @@ func (p *Provider) identify(ctx context.Context, found *oidc.Provider, token *oa
 		return Identity{}, refused(errors.New("the nonce is of another login"))
 	}
 	var claims struct {
-		Email         string `json:"email"`
-		EmailVerified bool   `json:"email_verified"`
-		Name          string `json:"name"`
+		Email         string       `json:"email"`
+		EmailVerified boolOrString `json:"email_verified"`
+		Name          string       `json:"name"`
 	}
 	if err := id.Claims(&claims); err != nil {
 		return Identity{}, refused(err)
@@ -155,9 +157,17 @@ func (p *Provider) identify(ctx context.Context, found *oidc.Provider, token *oa
 		Issuer:        id.Issuer,
 		Subject:       id.Subject,
 		Email:         claims.Email,
-		EmailVerified: claims.EmailVerified,
+		EmailVerified: bool(claims.EmailVerified),
 		Name:          claims.Name,
 	}, nil
+}
+
+// boolOrString is a claim that some providers send as the string "true".
+type boolOrString bool
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (b *boolOrString) UnmarshalJSON(text []byte) error {
+	return json.Unmarshal([]byte(strings.Trim(string(text), `"`)), (*bool)(b))
 }
 
 // discover returns a context for requests to the provider, and what the provider says about itself.
