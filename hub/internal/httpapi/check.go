@@ -158,11 +158,17 @@ func (p parameter) check(values []string) []fault.Field {
 		return []fault.Field{{Pointer: at, Reason: "is missing"}}
 	case len(values) == 0:
 		return nil
-	case len(values) > 1:
+	case len(values) > 1 && p.kind != "array":
 		return []fault.Field{{Pointer: at, Reason: "is given more than once"}}
 	}
 	var value any = values[0]
 	switch p.kind {
+	case "array":
+		items := make([]any, len(values))
+		for n, v := range values {
+			items[n] = v
+		}
+		value = items
 	case "integer":
 		if _, err := strconv.ParseInt(values[0], 10, 64); err != nil {
 			return []fault.Field{{Pointer: at, Reason: "is not a whole number"}}

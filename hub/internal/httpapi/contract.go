@@ -64,7 +64,7 @@ type parameter struct {
 	// in is path, query or header.
 	in       string
 	required bool
-	// kind is the JSON type: string, integer or boolean.
+	// kind is the JSON type: string, integer, boolean, or array, which is one of strings, each given by itself.
 	kind   string
 	schema *jsonschema.Schema
 }
