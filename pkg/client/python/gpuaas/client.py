@@ -64,6 +64,13 @@ class Credential(Protocol):
         """Drop a token that the hub refused; report whether the next one will be another."""
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """The API never redirects; following one would carry the token elsewhere."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
 class _Token:
     def __init__(self, token: str) -> None:
         self._token = token
@@ -143,7 +150,10 @@ class Client(Operations):
             raise ValueError("plain http would show the credential to the network; use https")
         self._url = f"{parts.scheme}://{parts.netloc}{BASE_PATH}"
         self._credential = _Token(credential) if isinstance(credential, str) else credential
-        self._context = ssl.create_default_context(cafile=ca_file) if parts.scheme == "https" else None
+        self._opener = urllib.request.build_opener(_NoRedirects)
+        if parts.scheme == "https":
+            context = ssl.create_default_context(cafile=ca_file)
+            self._opener = urllib.request.build_opener(_NoRedirects, urllib.request.HTTPSHandler(context=context))
         self._timeout = timeout
         self._sleep = sleep
         self._recorded: Message | None = None
@@ -280,16 +290,18 @@ class Client(Operations):
         self, method: str, path: str, query: Mapping[str, Any] | None, headers: dict[str, str], data: bytes | None
     ) -> http.client.HTTPResponse:
         """Send a request once, and once more where the hub does not know the token any more."""
-        given = {name: _text(value) for name, value in (query or {}).items() if value is not None}
-        url = self._url + path + ("?" + urlencode(given) if given else "")
+        given = {
+            name: [_text(one) for one in value] if isinstance(value, list) else _text(value)
+            for name, value in (query or {}).items()
+            if value is not None
+        }
+        url = self._url + path + ("?" + urlencode(given, doseq=True) if given else "")
         for again in (True, False):
             if self._credential is not None:
                 headers = {**headers, "Authorization": "Bearer " + self._credential.bearer(self)}
             request = urllib.request.Request(url, data=data, headers=headers, method=method)
             try:
-                response: http.client.HTTPResponse = urllib.request.urlopen(
-                    request, timeout=self._timeout, context=self._context
-                )
+                response: http.client.HTTPResponse = self._opener.open(request, timeout=self._timeout)
                 self._record(response.headers)
                 return response
             except urllib.error.HTTPError as refused:

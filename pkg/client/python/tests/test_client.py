@@ -110,6 +110,24 @@ class ClientTest(unittest.TestCase):
         self.assertEqual(["o-1", "o-1"], [org.id for org in self.hub.list_orgs()])
         self.assertEqual("/api/v1/orgs?cursor=c2&limit=200", self.server.seen[1][1])
 
+    def test_a_parameter_that_is_a_list_is_sent_for_each_item(self) -> None:
+        self.server.answers = [(200, {}, {"items": []})]
+        self.hub.list_targets("p-1", "demo", "1", requirement=["numpy>=1,<2"], volume_id=["v-1", "v-2"])
+        _, query = self.server.seen[0][1].split("?")
+        self.assertEqual("requirement=numpy%3E%3D1%2C%3C2&volume_id=v-1&volume_id=v-2", query)
+
+    def test_a_redirect_is_not_followed(self) -> None:
+        elsewhere = Hub()
+        self.addCleanup(elsewhere.server_close)
+        self.addCleanup(elsewhere.shutdown)
+        for status in (301, 302, 303, 307, 308):
+            location = f"http://localhost:{elsewhere.server_address[1]}/api/v1/orgs"
+            self.server.answers = [(status, {"Location": location}, {})]
+            with self.assertRaises(gpuaas.ProblemError) as refused:
+                self.hub.get_allocation("p-1", "a-1")
+            self.assertEqual(status, refused.exception.problem.status)
+        self.assertEqual([], elsewhere.seen)
+
     def test_a_recording_client_has_the_headers_of_its_last_answer(self) -> None:
         hub = self.hub.recording()
         self.server.answers = [
