@@ -64,6 +64,25 @@ func meet[T any](ctx context.Context, tx db.Tx, fn func() (T, error)) (T, error)
 	return out, err
 }
 
+// MeetPrecondition compares before a change outside of the database, which no transaction takes back. The command that
+// records the change does not compare again.
+func (s *Service) MeetPrecondition(ctx context.Context) error {
+	p := preconditionOf(ctx)
+	if p == nil || p.IfMatch == "" {
+		return nil
+	}
+	now, err := db.Query(ctx, s.DB, func(tx db.Tx) (string, error) { return etag.Of(ctx, tx, p.Resource) })
+	switch {
+	case err != nil:
+		return err
+	case !etag.Match(p.IfMatch, now):
+		p.ETag = now
+		return errStale()
+	}
+	p.IfMatch = ""
+	return nil
+}
+
 func errStale() error {
 	return fault.New(fault.PreconditionFailed, codeETagStale, "The resource has another version than If-Match names; "+
 		"read it again.", nil).WithField("header/If-Match", "names no current version").Permanent()

@@ -36,6 +36,7 @@ func TestNoOperationChangesAnotherVersionThanIfMatchNames(t *testing.T) {
 	delete(before, "audit_rows")
 	delete(after, "audit_rows")
 	require.Equal(t, before, after)
+	require.Empty(t, s.removed, "a node removes an environment for good")
 }
 
 // TestEveryResourceThatIsReadHasAnETag walks every GET of a resource.

@@ -27,6 +27,9 @@ func (s *Server) DeleteEnvironment(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
+	if err := s.Commands.MeetPrecondition(ctx); err != nil {
+		return nil, err
+	}
 	err = s.NodeStreams.RemoveEnvironment(ctx, r.NodeID, project.OrgID, &protocol.RemoveEnvironmentRequest{
 		ProjectId: project.ID, Digest: r.Digest,
 	})

@@ -47,6 +47,7 @@ type theater struct {
 	// executed are the commands that were asked for.
 	executed []*protocol.ExecRequest
 	copied   []*protocol.CopyRequest
+	removed  []*protocol.RemoveEnvironmentRequest
 	// reports counts the reports on volumes.
 	reports uint64
 }
@@ -68,7 +69,8 @@ func (s *theater) Copy(ctx context.Context, nodeID, orgID string, r *protocol.Co
 	return s.Connect(ctx, nodeID, orgID, &protocol.ConnectRequest{Port: "http"})
 }
 
-func (s *theater) RemoveEnvironment(context.Context, string, string, *protocol.RemoveEnvironmentRequest) error {
+func (s *theater) RemoveEnvironment(_ context.Context, _, _ string, r *protocol.RemoveEnvironmentRequest) error {
+	s.removed = append(s.removed, r)
 	return nil
 }
 
