@@ -106,6 +106,27 @@ func TestOperatorsAndAppsKeysAreSetsOfTheirOwn(t *testing.T) {
 	require.True(t, fault.Is(err, fault.Conflict), err)
 }
 
+// Law 13: a node refuses a state with more keys than one may have, and with it the workloads of all tenants. The keys
+// of all sets of all allocations count.
+func TestLaw13TheSSHKeysOfANodeFitInItsState(t *testing.T) {
+	w, a := newSSHWorld(t)
+	one := sshKeyOf(t, "app")
+	full := make([]capacity.SSHKey, protocol.MaxSSHKeys)
+	for n := range full {
+		full[n] = capacity.SSHKey{User: fmt.Sprint("user", n), PublicKey: one.PublicKey}
+	}
+	for range 2 { // what a set replaces does not count
+		require.NoError(t, second(w.putSSHKeys(a, capacity.SSHKeysOfOperator, full...)))
+	}
+	before := w.Contents()
+	_, err := w.putSSHKeys(a, capacity.SSHKeysOfApp, one)
+	require.Equal(t, capacity.CodeInsufficient, fault.As(err).Code)
+	require.Equal(t, before, w.Contents())
+	require.NoError(t, second(w.putSSHKeys(a, capacity.SSHKeysOfOperator, full[1:]...)))
+	require.NoError(t, second(w.putSSHKeys(a, capacity.SSHKeysOfApp, one)))
+	require.Len(t, w.desiredSSHKeys(), protocol.MaxSSHKeys)
+}
+
 func TestSSHKeysThatCannotBeServedAreRefused(t *testing.T) {
 	w, a := newSSHWorld(t)
 	good := sshKeyOf(t, "ubuntu")
