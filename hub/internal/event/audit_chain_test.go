@@ -144,6 +144,33 @@ func TestLaw08AChangeOfAnyAuditColumnIsNoticed(t *testing.T) {
 	require.Len(t, chained(t, d, org), 3)
 }
 
+// An export may be bounded by numbers and by times at once: the narrower bound counts.
+func TestBoundsByNumbersAndByTimesBothCount(t *testing.T) {
+	d := dbtest.New(t)
+	audited(t, d, "", 10)
+	chain(t, d)
+	for name, bounds := range map[string]struct {
+		numbers, times [2]int64
+		want           [2]int64
+	}{
+		"numbers within the times": {[2]int64{3, 5}, [2]int64{1, 9}, [2]int64{3, 5}},
+		"times within the numbers": {[2]int64{1, 9}, [2]int64{3, 5}, [2]int64{3, 5}},
+		"one of each":              {[2]int64{2, 7}, [2]int64{4, 9}, [2]int64{4, 7}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			// Record n is of the time n-1.
+			r, err := db.ReadTx(t.Context(), d, func(tx db.Tx) (event.AuditRange, error) {
+				return event.Bounded(t.Context(), tx, event.AuditRange{
+					After: bounds.numbers[0], To: bounds.numbers[1],
+					Since: at(int(bounds.times[0])), Until: at(int(bounds.times[1])),
+				})
+			})
+			require.NoError(t, err)
+			require.Equal(t, bounds.want, [2]int64{r.After, r.To})
+		})
+	}
+}
+
 func verifyRows(t *testing.T, rows []event.AuditRow, saved auditchain.Head) error {
 	t.Helper()
 	v := auditchain.Verifier{Saved: saved}
