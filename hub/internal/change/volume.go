@@ -12,7 +12,8 @@ import (
 
 // CompleteVolume records a change of a volume or a snapshot, and that its node is to hold something else.
 func CompleteVolume(ctx context.Context, tx db.Tx, by By, action string, c capacity.VolumeChange) error {
-	if c.Snapshot != nil || c.Volume.Status != c.Before {
+	// The size of a volume that is being resized may be another than the one before.
+	if c.Snapshot != nil || c.Volume.Status != c.Before || c.Volume.Status == capacity.VolumeResizing {
 		if err := fleet.BumpIntent(ctx, tx, c.Volume.NodeID); err != nil {
 			return err
 		}
@@ -23,7 +24,8 @@ func CompleteVolume(ctx context.Context, tx db.Tx, by By, action string, c capac
 	return RecordVolume(ctx, tx, by, action, c)
 }
 
-// billVolume bills what the volume takes of its node's disk, from when it is first there until it is gone.
+// billVolume bills what the volume takes of its node's disk, from when it is first there until it is gone. A larger
+// size is billed once the node has made it.
 func billVolume(ctx context.Context, tx db.Tx, c capacity.VolumeChange, by By) error {
 	v := c.Volume
 	switch {
@@ -31,7 +33,7 @@ func billVolume(ctx context.Context, tx db.Tx, c capacity.VolumeChange, by By) e
 		return nil
 	case v.Status == capacity.VolumeDeleted || v.Status == capacity.VolumeNodeLost:
 		return ledger.CloseSubject(ctx, tx, v.ID, by.Now, by.Now)
-	case c.Snapshot != nil || c.Before == capacity.VolumeResizing:
+	case c.Snapshot != nil, v.Status == capacity.VolumeReady && c.Before != capacity.VolumePending:
 		bytes, err := capacity.VolumeBytes(ctx, tx, v.ID)
 		if err != nil {
 			return err

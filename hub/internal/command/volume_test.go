@@ -358,6 +358,38 @@ func TestAVolumeGrows(t *testing.T) {
 	require.Equal(t, 96<<20, w.Count(`SELECT volume_bytes FROM subjects WHERE id = $1`, v.ID))
 }
 
+// A second resize before the first is through reaches the node too.
+func TestAVolumeGrowsFurtherWhileItGrows(t *testing.T) {
+	w := newVolumeWorld(t)
+	v := w.volume("data")
+	for _, mib := range []int64{96, 128} {
+		before := w.Count(`SELECT rev FROM node_intents WHERE node_id = $1`, w.Node)
+		_, err := w.Commands().ResizeVolume(t.Context(), w.Meta("resize"), w.Project.ID, v.ID, mib<<20)
+		require.NoError(t, err)
+		require.Equal(t, before+1, w.Count(`SELECT rev FROM node_intents WHERE node_id = $1`, w.Node), "to %d MiB", mib)
+	}
+	w.reportVolume(&protocol.VolumeStatus{Id: v.ID, Status: protocol.VolumeStatus_READY, SizeBytes: 96 << 20})
+	require.Equal(t, capacity.VolumeResizing, w.getVolume(v.ID).Status)
+	w.reportVolume(&protocol.VolumeStatus{Id: v.ID, Status: protocol.VolumeStatus_READY, SizeBytes: 128 << 20})
+	require.Equal(t, capacity.VolumeReady, w.getVolume(v.ID).Status)
+}
+
+// Law 5: a larger size is billed once the node has made it, and not before, whatever else happens meanwhile.
+func TestLaw05ALargerVolumeIsBilledOnceItIsThere(t *testing.T) {
+	w := newVolumeWorld(t)
+	v := w.volume("data")
+	billed := func() int { return w.Count(`SELECT volume_bytes FROM subjects WHERE id = $1`, v.ID) }
+	for _, mib := range []int64{96, 128} {
+		_, err := w.Commands().ResizeVolume(t.Context(), w.Meta("resize"), w.Project.ID, v.ID, mib<<20)
+		require.NoError(t, err)
+		require.Equal(t, 64<<20, billed(), "asked for %d MiB", mib)
+	}
+	w.reportVolume(&protocol.VolumeStatus{Id: v.ID, Status: protocol.VolumeStatus_MISSING})
+	require.Equal(t, 64<<20, billed(), "it is missing")
+	w.reportVolume(&protocol.VolumeStatus{Id: v.ID, Status: protocol.VolumeStatus_READY, SizeBytes: 128 << 20})
+	require.Equal(t, 128<<20, billed())
+}
+
 func TestANodeWithVolumesIsNotRemovedAndALostOneEndsThem(t *testing.T) {
 	w := newVolumeWorld(t)
 	v := w.volume("data")
