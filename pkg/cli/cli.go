@@ -5,6 +5,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -73,7 +74,10 @@ Without a file, GPUAAS_URL, GPUAAS_CA_FILE and GPUAAS_TOKEN or GPUAAS_TOKEN_FILE
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		DisableAutoGenTag: true,
-		PersistentPreRunE: func(*cobra.Command, []string) error { return checkOutput(a.output) },
+		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
+			// Cobra checks this too, after this function, and without our exit code.
+			return cmp.Or(checkOutput(a.output), usage(c.ValidateRequiredFlags()))
+		},
 	}
 	f := root.PersistentFlags()
 	f.StringVar(&a.configPath, "config", a.getenv("GPUAAS_CONFIG"), "file with contexts and credentials (GPUAAS_CONFIG)")
