@@ -60,7 +60,7 @@ func (h *fakeHub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	route := r.Method + " " + path
 	for _, serve := range []func(http.ResponseWriter, *http.Request, string) bool{
-		h.serveUsers, h.serveLogins, serveCustomRoles, serveWebhooks, h.serveCatalog, h.serveInstances,
+		h.serveUsers, h.serveLogins, h.serveMembers, serveCustomRoles, serveWebhooks, h.serveCatalog, h.serveInstances,
 		h.storage.serveVolumes, h.storage.serveSecrets, h.storage.serveEnvironments, serveFleet,
 	} {
 		if serve(w, r, route) {
