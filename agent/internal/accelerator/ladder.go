@@ -70,8 +70,12 @@ func (r rung) needReset(s signal, now time.Time) rung {
 	return r
 }
 
-// resetBy is the rung after a reset, which failed where err is not nil.
+// resetBy is the rung after a reset, which failed where err is not nil. It changes nothing where a message of the
+// driver, or an operator, has moved the accelerator on meanwhile.
 func (r rung) resetBy(err error, now time.Time) rung {
+	if r.Health != protocol.HealthNeedsReset {
+		return r
+	}
 	if r.Resets == 0 {
 		r.FirstReset = now
 	}

@@ -126,6 +126,11 @@ func TestTheLadderLeadsBackOrToQuarantine(t *testing.T) {
 	again := healthy.after(fault, now.Add(2*resetWindow))
 	require.Zero(t, again.Resets, "resets of long ago do not count")
 
+	lost := rung{}.after(fault, now).after(signal{verdict: needsService, cause: "Xid 79"}, now)
+	require.Equal(t, lost, lost.resetBy(nil, now), "the driver gave it up while it was reset")
+	released = lost.released(now)
+	require.Equal(t, released, released.resetBy(errors.New("in use"), now))
+
 	failing := rung{}.after(fault, now).resetBy(errors.New("in use"), now)
 	require.Equal(t, protocol.HealthNeedsReset, failing.Health)
 	_, due = step(failing, true, true, resetRetry/2)
