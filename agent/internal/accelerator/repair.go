@@ -110,10 +110,13 @@ func (i *Inventory) advance(ctx context.Context, log *kernelLog, now time.Time) 
 	}
 	duties := map[string]duty{}
 	for id, r := range i.ladder.Rungs {
-		_, g := i.find(id)
+		s, g := i.find(id)
 		health := g.accelerator.GetHealth()
 		answers := health == protocol.HealthOK || health == protocol.HealthDegraded
 		free := i.ladder.usedAt.After(r.Since) && !i.ladder.used[id]
+		if r.Health == protocol.HealthTesting && !i.mayJudge(id, s, r) {
+			continue
+		}
 		next, due := r.step(answers, free, i.cfg.TestFor, now)
 		i.move(ctx, id, next)
 		if due != noDuty && !i.ladder.underWay[id] {
@@ -121,6 +124,17 @@ func (i *Inventory) advance(ctx context.Context, log *kernelLog, now time.Time) 
 		}
 	}
 	return duties
+}
+
+// mayJudge reports whether the test of a reset accelerator may end: its driver, or every driver where none names it,
+// was asked after the reset, and no container has it, which the test program would disturb.
+func (i *Inventory) mayJudge(id string, s *source, r rung) bool {
+	for _, asked := range i.sources {
+		if (s == nil || s == asked) && !asked.scannedAt.After(r.Since) {
+			return false
+		}
+	}
+	return !i.ladder.usedAt.IsZero() && !i.ladder.used[id]
 }
 
 // coolFor is how long an accelerator must not have been too hot until it is ok again: one that goes up and down by a

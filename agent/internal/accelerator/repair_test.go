@@ -139,6 +139,7 @@ func TestAnAMDGPUThatItsDriverResetsReturns(t *testing.T) {
 	const id = "GPU-d20b5fe3917c4468"
 	kernelWrites(t, root, 0, "amdgpu 0000:03:00.0: amdgpu: GPU reset begin!")
 	await(t, i, func() bool { return i.State(id) == agent.AcceleratorNeedsReset })
+	i.SetUsed(nil)
 	kernelWrites(t, root, 1, "amdgpu 0000:03:00.0: amdgpu: GPU reset(1) succeeded!")
 	await(t, i, func() bool { return i.State(id) == 0 })
 	kernelWrites(t, root, 2, "amdgpu 0000:03:00.0: amdgpu: GPU reset begin!")

@@ -1,0 +1,54 @@
+package accelerator
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// judged is an inventory with one GPU that was reset at a time.
+func judged(t *testing.T, at time.Time) (i *Inventory, driver *source, advance func(time.Duration) map[string]duty) {
+	t.Helper()
+	i = New(Config{Root: t.TempDir(), TestFor: time.Minute})
+	driver = i.sources[0]
+	driver.found = []*protocol.Accelerator{{Id: "GPU-a", Health: protocol.HealthOK}}
+	driver.scannedAt = at.Add(time.Second)
+	i.ladder.Rungs["GPU-a"] = rung{Health: protocol.HealthTesting, Reason: "Xid 95", Since: at}
+	log := &kernelLog{path: filepath.Join(t.TempDir(), "kmsg")}
+	return i, driver, func(later time.Duration) map[string]duty {
+		delete(i.ladder.underWay, "GPU-a")
+		return i.advance(t.Context(), log, at.Add(later))
+	}
+}
+
+// A driver that answers again only long after a reset had named the GPU before it: as one that needs a reset.
+func TestAResetGPUIsJudgedByWhatItsDriverSaysAfterTheReset(t *testing.T) {
+	at := time.Unix(1_800_000_000, 0)
+	i, driver, advance := judged(t, at)
+	i.SetUsed(nil)
+	driver.found[0].Health, driver.scannedAt = protocol.HealthNeedsReset, at.Add(-time.Second)
+	require.Empty(t, advance(time.Hour))
+	require.Equal(t, protocol.HealthTesting, i.ladder.Rungs["GPU-a"].Health, "it was asked before the reset")
+	driver.found[0].Health = protocol.HealthOK
+	require.Empty(t, advance(time.Hour), "a GPU that worked before is not tested by that either")
+
+	driver.scannedAt = at.Add(time.Hour)
+	require.Equal(t, map[string]duty{"GPU-a": dutyTest}, advance(time.Hour))
+	driver.found[0].Health = protocol.HealthFaulty
+	advance(time.Hour)
+	require.Equal(t, protocol.HealthQuarantined, i.ladder.Rungs["GPU-a"].Health)
+}
+
+// What AMD's driver has reset by itself may still be in the container that made the fault, which has its grace to end.
+func TestAnAcceleratorIsNotTestedWhileAContainerHasIt(t *testing.T) {
+	i, _, advance := judged(t, time.Unix(1_800_000_000, 0))
+	require.Empty(t, advance(time.Hour), "nobody has said yet which containers there are")
+	i.SetUsed([]string{"GPU-a"})
+	require.Empty(t, advance(time.Hour))
+	i.SetUsed(nil)
+	require.Equal(t, map[string]duty{"GPU-a": dutyTest}, advance(time.Hour))
+}
