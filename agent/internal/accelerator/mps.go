@@ -65,10 +65,15 @@ func (m *mps) give(ctx context.Context, g grant, org string, used bool) (*cdi.MP
 		PipeDir: filepath.Join(at, "pipe"), ShmDir: filepath.Join(at, "shm"), ThreadPercent: 100 / n,
 		MemoryMiB: g.accelerator.GetMemoryBytes() / n >> 20,
 	}
-	if !isHeld(at) {
-		if used {
-			return nil, fmt.Errorf("the MPS daemon of %s has ended, or serves another org", gpu)
+	switch {
+	case isHeld(at):
+		// An agent that was killed while it started the daemon has not waited until it limits its clients.
+		if err := awaitReady(ctx, at, nil); err != nil {
+			return nil, fmt.Errorf("the MPS daemon of %s does not serve yet: %w", gpu, err)
 		}
+	case used:
+		return nil, fmt.Errorf("the MPS daemon of %s has ended, or serves another org", gpu)
+	default:
 		err := errors.Join(m.stop(gpu), m.start(ctx, at, gpu, out))
 		if err != nil {
 			m.failed.Store(gpu, true)
