@@ -77,7 +77,7 @@ func tool(ctx context.Context, name string, args ...string) error {
 // makeImage makes an image with an empty file system. All of its space is reserved on the host's disk: what a volume
 // promises no other program can take.
 func (v *Volumes) makeImage(ctx context.Context, path string, size uint64) error {
-	file, err := v.reserve(path, size, 0)
+	file, err := v.reserve(path, size)
 	if err != nil {
 		return err
 	}
@@ -87,16 +87,17 @@ func (v *Volumes) makeImage(ctx context.Context, path string, size uint64) error
 	return errors.Join(err, file.Sync(), file.Close())
 }
 
-// reserve makes or grows a file and reserves its space; have is how much of it is reserved already. The node keeps
-// ReserveBytes for its own files.
-func (v *Volumes) reserve(path string, size, have uint64) (*os.File, error) {
+// reserve makes or grows a file and reserves its space, of which an interrupted growth may have reserved a part. The
+// node keeps ReserveBytes for its own files.
+func (v *Volumes) reserve(path string, size uint64) (*os.File, error) {
 	v.space.Lock()
 	defer v.space.Unlock()
 	var st unix.Statfs_t
 	if err := unix.Statfs(v.cfg.Dir, &st); err != nil {
 		return nil, err
 	}
-	if free := st.Bavail * uint64(st.Bsize); free < v.cfg.ReserveBytes || free-v.cfg.ReserveBytes < size-have {
+	needed := size - min(allocated(path), size)
+	if free := st.Bavail * uint64(st.Bsize); free < v.cfg.ReserveBytes || free-v.cfg.ReserveBytes < needed {
 		return nil, noSpace(size, nil)
 	}
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
@@ -111,6 +112,16 @@ func (v *Volumes) reserve(path string, size, have uint64) (*os.File, error) {
 		return nil, fmt.Errorf("reserve space: %w", err)
 	}
 	return file, nil
+}
+
+// allocated is what a file takes of the disk; nothing where there is none.
+func allocated(path string) uint64 {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil {
+		return 0
+	}
+	const statBytes = 512 // of a block in stat(2)
+	return uint64(st.Blocks) * statBytes
 }
 
 func noSpace(size uint64, cause error) error {
@@ -134,7 +145,7 @@ func (v *Volumes) copyImage(ctx context.Context, from, to string) (err error) {
 	if err := os.Remove(unfinished); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	dst, err := v.reserve(unfinished, uint64(info.Size()), 0)
+	dst, err := v.reserve(unfinished, uint64(info.Size()))
 	if err != nil {
 		return errors.Join(err, removeIfThere(unfinished))
 	}

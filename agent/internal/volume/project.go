@@ -132,7 +132,7 @@ func (v *Volumes) growInUse(ctx context.Context, id string, r *record, desiredBy
 		return fault.New(fault.Conflict, agent.CodeVolumeInUse, "A container uses the volume; this node makes it larger "+
 			"when none does.", nil)
 	}
-	file, err := v.reserve(v.image(id), desiredBytes, r.SizeBytes)
+	file, err := v.reserve(v.image(id), desiredBytes)
 	if err != nil {
 		return failed("grow", err)
 	}

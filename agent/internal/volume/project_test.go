@@ -144,6 +144,25 @@ func TestASnapshotIsTakenOnceAndRestoredOnce(t *testing.T) {
 	f.requireContent(f.prepare(usesProject("m4", "v1", false)), "before")
 }
 
+// A snapshot for which something is in the way is tried again; the others are taken, and the volume grows meanwhile.
+func TestASnapshotThatFailsKeepsNothingElseFromBeingDone(t *testing.T) {
+	f := newFixture(t)
+	p := project("v1")
+	f.apply(p)
+	inTheWay := filepath.Join(f.cfg.Dir, "v1", "snapshots", "s1.unfinished")
+	require.NoError(t, os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700))
+	p.Snapshots = []*protocol.VolumeSnapshot{{Id: "s1"}, {Id: "s2"}}
+	p.SizeBytes = 64 * mib
+	s := f.v.Apply(t.Context(), p)
+	require.NotEmpty(t, s.GetReason())
+	require.Len(t, s.GetSnapshots(), 2)
+	require.Equal(t, protocol.VolumeStatus_PENDING, s.GetSnapshots()[0].GetStatus())
+	require.Equal(t, protocol.VolumeStatus_READY, s.GetSnapshots()[1].GetStatus())
+	require.EqualValues(t, 64*mib, s.GetSizeBytes())
+	require.NoError(t, os.RemoveAll(inTheWay))
+	require.Equal(t, protocol.VolumeStatus_READY, f.apply(p).GetSnapshots()[0].GetStatus())
+}
+
 // A volume grows while containers use it, and those see it at once.
 func TestAVolumeInUseGrows(t *testing.T) {
 	f := newFixture(t)

@@ -303,7 +303,7 @@ func (v *Volumes) grow(ctx context.Context, id string, r *record, desiredBytes u
 	if err := v.quiesce(ctx, id); err != nil {
 		return failed("grow", err)
 	}
-	file, err := v.reserve(v.image(id), desiredBytes, r.SizeBytes)
+	file, err := v.reserve(v.image(id), desiredBytes)
 	if err != nil {
 		return failed("grow", err)
 	}

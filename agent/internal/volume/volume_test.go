@@ -193,6 +193,34 @@ func TestVolumeGrowsWithItsManifest(t *testing.T) {
 	require.Greater(t, int64(st.Blocks)*st.Bsize, int64(80*mib))
 }
 
+// A kill between the reservation of a volume's space and its record: the disk has no room for the same space again.
+func TestAnInterruptedGrowthNeedsItsSpaceOnce(t *testing.T) {
+	f := newFixture(t)
+	require.NoError(t, unix.Mount("tmpfs", f.cfg.Dir, "tmpfs", 0, "size=256m"))
+	t.Cleanup(func() {
+		require.NoError(t, f.v.RemoveMember(context.WithoutCancel(t.Context()), "m1"))
+		require.NoError(t, unix.Unmount(f.cfg.Dir, 0))
+	})
+	f.v = f.open()
+	f.write(f.prepare(use(1)), "first")
+	require.NoError(t, f.v.Detach(t.Context(), "m1"))
+	image, err := os.OpenFile(filepath.Join(f.cfg.Dir, "m1.data", "data.img"), os.O_RDWR, 0)
+	require.NoError(t, err)
+	require.NoError(t, unix.Fallocate(int(image.Fd()), 0, 0, 160*mib))
+	require.NoError(t, image.Close())
+
+	u := use(2)
+	u.SizeBytes = 160 * mib
+	dir := f.prepare(u)
+	f.requireContent(dir, "first")
+	var st unix.Statfs_t
+	require.NoError(t, unix.Statfs(dir, &st))
+	require.Greater(t, int64(st.Blocks)*st.Bsize, int64(128*mib))
+	u.SizeBytes = 224 * mib
+	_, err = f.v.Prepare(t.Context(), u)
+	require.Equal(t, agent.CodeVolumeNoSpace, fault.As(err).Code, "64 MiB are the node's own")
+}
+
 func TestFallbackFindsTheContentBeforeTheUpgrade(t *testing.T) {
 	f := newFixture(t)
 	f.write(f.prepare(use(1)), "first")
