@@ -94,6 +94,20 @@ func TestAnUpgradeThatStartsFirstAlwaysServes(t *testing.T) {
 	require.Equal(t, old, stop.ContainerID)
 }
 
+// The document of a newer state is on its way: what runs is reported as it is, whichever copy of its service it is.
+func TestAnAppThatStartsFirstIsReadyWhileItsDocumentIsMissing(t *testing.T) {
+	m := serving(t)
+	on := agent.Desired{Missing: []agent.MissingPart{{MemberID: "web", SHA256: [32]byte{1}}}}
+	s := agent.Statuses(on, week("web"), m.Observed, m.now)[0]
+	require.Equal(t, protocol.WorkloadStatus_READY, s.GetStatus())
+	require.NotNil(t, s.GetReadyAt())
+	gone := m.Containers[0]
+	gone.ID, gone.Copy, gone.Status, gone.StartedAt = "earlier", "0", agent.Exited, gone.StartedAt.Add(-time.Hour)
+	m.Containers = append(m.Containers, gone)
+	s = agent.Statuses(on, week("web"), m.Observed, m.now)[0]
+	require.Equal(t, protocol.WorkloadStatus_READY, s.GetStatus(), "one that has ended is another copy")
+}
+
 func TestAnUpgradeThatIsNotReadyInTimeNeverStopsTheOldContainer(t *testing.T) {
 	m := serving(t)
 	old := *m.served()

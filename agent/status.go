@@ -34,7 +34,7 @@ func (d *differ) status(id string) *protocol.WorkloadStatus {
 	case d.inDoubt(id) && !wanted:
 		s.Status = protocol.WorkloadStatus_PENDING
 		if len(cs) > 0 {
-			d.running(s, listedWorkload(cs), m)
+			d.running(s, listedWorkload(cs, m), m)
 		}
 	case !wanted && m.Removal != nil && empty:
 		s.Status, s.Removal, s.Endpoints = protocol.WorkloadStatus_REMOVED, m.Removal, nil
@@ -49,12 +49,17 @@ func (d *differ) status(id string) *protocol.WorkloadStatus {
 	return s
 }
 
-// listedWorkload is what is known of a workload whose document is missing: the services that have containers.
-func listedWorkload(containers []Container) Workload {
+// listedWorkload is what is known of a workload whose document is missing: the services that have containers, by the
+// copy of each that has the published ports.
+func listedWorkload(containers []Container, m Member) Workload {
 	w := Workload{MemberID: containers[0].MemberID, Revision: containers[0].Revision}
 	for _, c := range containers {
-		if _, known := serviceNamed(w, c.Service); !known {
-			w.Services = append(w.Services, Service{Name: c.Service, SpecDigest: c.SpecDigest})
+		s := Service{Name: c.Service, SpecDigest: c.SpecDigest, Copy: c.Copy}
+		switch i := slices.IndexFunc(w.Services, func(s Service) bool { return s.Name == c.Service }); {
+		case i < 0:
+			w.Services = append(w.Services, s)
+		case c.Copy == m.Services[c.Service].Published:
+			w.Services[i] = s
 		}
 	}
 	return w
