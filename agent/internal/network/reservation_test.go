@@ -2,9 +2,13 @@ package network_test
 
 import (
 	"net"
+	"os"
+	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -45,6 +49,25 @@ func TestNoProgramOfTheHostTakesAPublishedPort(t *testing.T) {
 	held("after a restart of the agent")
 	require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
 	require.False(t, occupied(t, "127.0.0.1:21001"))
+}
+
+// The ports that an owner gives to tenants may lie below 1024, and the agent has the rights of its unit alone.
+func TestTheUnitLetsTheAgentPublishEachPort(t *testing.T) {
+	f := newFixture(t)
+	unit, err := os.ReadFile("../../../systemd/gpuaas-agent.service")
+	require.NoError(t, err)
+	free := make(chan bool, 1)
+	go func() {
+		runtime.LockOSThread() // for ever: the thread ends with what it has given up
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var sets [2]unix.CapUserData
+		if unix.Capget(&header, &sets[0]) == nil && !strings.Contains(string(unit), " CAP_NET_BIND_SERVICE") {
+			sets[0].Effective &^= 1 << unix.CAP_NET_BIND_SERVICE
+			_ = unix.Capset(&header, &sets[0])
+		}
+		free <- f.n.PortFree("m1", 1021)
+	}()
+	require.True(t, <-free)
 }
 
 // Its port is no other test's: the kernel keeps it for a minute after the program's last connection.

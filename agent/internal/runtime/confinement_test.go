@@ -180,6 +180,13 @@ func TestAHostWithoutIsolationIsRefused(t *testing.T) {
 	require.NoError(t, weak.Close())
 }
 
+// The kernel takes a profile from programs with this capability alone (aa_policy_admin_capable in security/apparmor).
+func TestTheUnitLetsTheAgentLoadAnAppArmorProfile(t *testing.T) {
+	unit, err := os.ReadFile("../../../systemd/gpuaas-agent.service")
+	require.NoError(t, err)
+	require.Regexp(t, `(?m)^CapabilityBoundingSet=.*\bCAP_MAC_ADMIN\b`, string(unit))
+}
+
 // The profile itself is containerd's; most kernels of these tests have no AppArmor.
 func TestContainersHaveAnAppArmorProfileWhereTheKernelHasIt(t *testing.T) {
 	f := newFixture(t)
