@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/descriptorpb"
 
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -52,6 +53,10 @@ func TestElementsAreCountedInEveryKindOfMessage(t *testing.T) {
 	require.ErrorIs(t, protocol.Unmarshal(many, &protocol.UsageSegment{}), protocol.ErrTooManyElements, "messages")
 	texts := bytes.Repeat([]byte{10<<3 | 2, 0}, protocol.MaxElements+1)
 	require.ErrorIs(t, protocol.Unmarshal(texts, &protocol.Hello{}), protocol.ErrTooManyElements, "texts")
+	numbers := protowire.AppendBytes(protowire.AppendTag(nil, 10, protowire.BytesType),
+		make([]byte, protocol.MaxElements+1))
+	require.ErrorIs(t, protocol.Unmarshal(numbers, &descriptorpb.FileDescriptorProto{}), protocol.ErrTooManyElements,
+		"numbers, packed")
 	deep := []byte{}
 	for range 1000 {
 		deep = protowire.AppendBytes(protowire.AppendTag(nil, 17, protowire.BytesType), deep)

@@ -163,6 +163,9 @@ func TestVerifyFailsWhereOneCheckDoes(t *testing.T) {
 	require.EqualValues(t, "verify_failed", fault.As(err).Code)
 	require.ErrorContains(t, err, "1 of 2 checks failed.")
 	require.Equal(t, []string{"ok state signature", "FAILED m1 digest wrong"}, cells(out))
+	out, err = r.execute(t, "verify", "-o", "json")
+	require.EqualValues(t, "verify_failed", fault.As(err).Code, "a program goes by the exit code")
+	require.Contains(t, out, `"detail": "wrong"`)
 }
 
 func TestALogIsPassedOn(t *testing.T) {

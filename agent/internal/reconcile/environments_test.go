@@ -182,6 +182,35 @@ func TestAnUpgradeServesWhileItsEnvironmentIsInstalled(t *testing.T) {
 	require.Len(t, f.installed(), 2)
 }
 
+// A killed shim takes pip along, and nobody knows its exit code: what it had installed by then is no environment.
+func TestAnInstallationThatNobodySawEndIsNone(t *testing.T) {
+	f := newFixture(t)
+	w := f.withEnvironment(firstProject, "a", "slow")
+	f.push(w)
+	begun := func(but string) (packages string) {
+		found, err := filepath.Glob(f.dir + "/mounted/.build-*/content/lib/*/site-packages/a")
+		require.NoError(t, err)
+		for _, one := range found {
+			if one != but {
+				packages = one
+			}
+		}
+		return packages
+	}
+	require.Eventually(t, func() bool { return begun("") != "" }, 30*time.Second, 10*time.Millisecond)
+	first := begun("")
+	shims := f.daemon.Shims()
+	require.Len(t, shims, 1)
+	require.NoError(t, unix.Kill(shims[0], unix.SIGKILL))
+	require.Eventually(t, func() bool { return begun(first) != "" || len(f.installed()) > 0 }, 30*time.Second,
+		10*time.Millisecond)
+	require.Empty(t, f.installed())
+	require.NoFileExists(t, first)
+	f.push()
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_REMOVED)
+	require.Empty(t, f.unfinished())
+}
+
 // An agent that is stopped in the middle of an installation, and a member that leaves, leave no half environment.
 func TestAnInterruptedInstallationCountsForNothing(t *testing.T) {
 	f := newFixture(t)
