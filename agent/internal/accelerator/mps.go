@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -199,14 +200,12 @@ func (m *mps) of(gpu string) []string {
 // stop ends the daemon of a GPU with its servers and removes what it had.
 func (m *mps) stop(gpu string) error {
 	for _, at := range m.of(gpu) {
-		if raw, err := os.ReadFile(filepath.Join(at, "lock")); err == nil && isHeld(at) {
-			if pid, _ := strconv.Atoi(strings.TrimSpace(string(raw))); pid > 1 {
-				_ = unix.Kill(pid, unix.SIGTERM) // the lock says that the process is the daemon's
+		if pid := holder(at); pid > 1 && isHeld(at) {
+			_ = unix.Kill(pid, unix.SIGTERM) // the lock says that the process is the daemon's
+			awaitEnd(at)
+			if isHeld(at) {
+				_ = unix.Kill(-pid, unix.SIGKILL)
 				awaitEnd(at)
-				if isHeld(at) {
-					_ = unix.Kill(-pid, unix.SIGKILL)
-					awaitEnd(at)
-				}
 			}
 		}
 		err := unix.Unmount(filepath.Join(at, "shm"), unix.MNT_DETACH)
@@ -216,6 +215,23 @@ func (m *mps) stop(gpu string) error {
 	}
 	m.givenAt.Delete(gpu)
 	return os.RemoveAll(filepath.Join(m.dir, gpu))
+}
+
+// holder is the process that runs the daemon of this directory, as its lock says; 0 where there is none. An agent that
+// was killed right after it had started the process has not written that: then the process's own arguments say it.
+func holder(at string) (pid int) {
+	raw, _ := os.ReadFile(filepath.Join(at, "lock"))
+	if pid, _ = strconv.Atoi(strings.TrimSpace(string(raw))); pid > 1 {
+		return pid
+	}
+	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range all {
+		raw, _ := os.ReadFile(file) // it may have ended
+		if args := strings.Split(string(raw), "\x00"); slices.Contains(args, "mps") && slices.Contains(args, at) {
+			pid, _ = strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		}
+	}
+	return pid
 }
 
 func awaitEnd(at string) {

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -36,6 +37,27 @@ func TestNoContainerReachesAnMPSDaemonThatIsNotReady(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(at, "ready"), nil, 0o600))
 	_, err = m.give(t.Context(), gpu, "acme", false)
 	require.NoError(t, err)
+}
+
+// A kill of the agent right after it has started a daemon, before it has noted which process that is.
+func TestAnMPSDaemonThatNobodyHasNotedIsEnded(t *testing.T) {
+	skip.Root(t, "mounts")
+	dir := t.TempDir()
+	program := filepath.Join(dir, "program")
+	text := "#!/bin/sh\ntouch \"$5/ready\"\nwhile :; do sleep 0.1; done\n"
+	require.NoError(t, os.WriteFile(program, []byte(text), 0o700))
+	m := &mps{dir: filepath.Join(dir, "mps"), program: program, root: "/", ended: func() {}}
+	gpu := grant{accelerator: &protocol.Accelerator{Id: "GPU-a"}, sharing: protocol.SharingMPS}
+	given, err := m.give(t.Context(), gpu, "acme", false)
+	require.NoError(t, err)
+	at := filepath.Dir(given.PipeDir)
+	require.NoError(t, os.Truncate(filepath.Join(at, "lock"), 0))
+	lock, err := os.Open(filepath.Join(at, "lock"))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, lock.Close()) }()
+	require.NoError(t, m.stop("GPU-a"))
+	require.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_SH|unix.LOCK_NB), "it has ended")
+	require.NoDirExists(t, at)
 }
 
 // The container that was just given it is not listed yet.
