@@ -206,6 +206,22 @@ func reason(err error) string {
 	return protocol.RefusalOf(err).Text() + ": " + protocol.RefusalDetail(err)
 }
 
+// SignedState verifies the state that the store holds, as Resume does. Without one, the result is not OK.
+func SignedState(
+	store *state.Store, node protocol.NodeIdentity,
+) (v protocol.Verified[*protocol.DesiredState], err error) {
+	env, _ := store.Signed()
+	if env == nil {
+		return v, nil
+	}
+	r := &resumption{node: node, out: state.Resumed{Bundles: store.Bundles()}}
+	err = r.under(func(b protocol.Bundle) (err error) {
+		v, err = protocol.VerifyState(env, b, node)
+		return err
+	})
+	return v, err
+}
+
 // Check is one result of Verify.
 type Check struct {
 	// Subject is a document or a member.

@@ -265,13 +265,12 @@ func (s *Server) handler() http.Handler {
 // keys returns with which keys tenants log in to an account now. A state that does not verify at this moment, as its
 // key was revoked or its file altered, lets nobody in.
 func (s *Server) keys(user string) ([]string, error) {
-	env, _ := s.Store.Signed()
-	if env == nil {
-		return []string{}, nil
-	}
-	verified, err := protocol.VerifyState(env, s.Store.Bundle(), s.Node())
+	verified, err := accept.SignedState(s.Store, s.Node())
 	if err != nil {
 		return nil, err
+	}
+	if !verified.OK() {
+		return []string{}, nil
 	}
 	rules, err := s.Policy()
 	if err != nil {

@@ -68,7 +68,7 @@ func newFixture(t *testing.T,
 	require.NoError(t, err)
 	_, f.signer, err = ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
-	f.trust()
+	f.trust(1, f.signer)
 	source, err := state.MachineTime()
 	require.NoError(t, err)
 	rtc := source.RTC
@@ -103,7 +103,9 @@ func newFixture(t *testing.T,
 	return f
 }
 
-func (f *fixture) trust() {
+// trust puts a bundle in force under which one key signs states.
+func (f *fixture) trust(version uint64, signer ed25519.PrivateKey, revoked ...string) {
+	f.t.Helper()
 	role := func(name string, k ed25519.PrivateKey) *protocol.Role {
 		pub := k.Public().(ed25519.PublicKey)
 		return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{{
@@ -112,10 +114,14 @@ func (f *fixture) trust() {
 		}}}
 	}
 	env, err := protocol.SignMessage(protocol.PayloadBundle, &protocol.TrustBundle{
-		TrustDomain: "mesh.example", Version: 1, Epoch: 1, IssuedAt: timestamppb.New(time.Now().Add(-time.Hour)),
-		Roles: []*protocol.Role{role("root", f.root), role("state", f.signer)},
+		TrustDomain: "mesh.example", Version: version, Epoch: 1, IssuedAt: timestamppb.New(time.Now().Add(-time.Hour)),
+		Roles: []*protocol.Role{role("root", f.root), role("state", signer)}, RevokedKeyIds: revoked,
 	}, protocol.NewEd25519Signer(f.root))
 	require.NoError(f.t, err)
+	if version > 1 {
+		require.NoError(f.t, f.store.AcceptBundle(env))
+		return
+	}
 	b, err := protocol.VerifyBundle(env, protocol.Fingerprint(f.root.Public().(ed25519.PublicKey)))
 	require.NoError(f.t, err)
 	require.NoError(f.t, f.store.InitBundle(b))
@@ -335,4 +341,31 @@ func TestKeysAreThoseOfTheAcceptedState(t *testing.T) {
 	lines, err = f.client.Keys(t.Context(), "ubuntu")
 	require.NoError(t, err)
 	require.Empty(t, lines, "a key that the state does not name any more")
+}
+
+// A state counts after its key was rotated out, as a hub that is away cannot sign it anew; not once it is revoked.
+func TestKeysOutlastTheRotationOfTheStatesKey(t *testing.T) {
+	f := newFixture(t, nil)
+	f.policy = policy.Policy{SSHUsers: []string{"ubuntu"}}
+	public, _, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	key, err := ssh.NewPublicKey(public)
+	require.NoError(t, err)
+	_, err = f.client.Apply(t.Context(), f.state(f.signer, 1, &protocol.SSHKey{
+		AllocationId: "a1", ProjectId: "p1", OrgSlug: "acme", ManagedBy: "operator", User: "ubuntu",
+		PublicKey: key.Marshal(),
+	}))
+	require.NoError(t, err)
+
+	_, next, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	f.trust(2, next)
+	lines, err := f.client.Keys(t.Context(), "ubuntu")
+	require.NoError(t, err)
+	require.Len(t, lines, 1)
+
+	f.trust(3, next, protocol.KeyID(f.signer.Public().(ed25519.PublicKey)))
+	lines, err = f.client.Keys(t.Context(), "ubuntu")
+	require.Error(t, err)
+	require.Empty(t, lines)
 }
