@@ -106,14 +106,13 @@ func (d *differ) member(id string) {
 	if busy.Other {
 		return
 	}
-	if len(busy.Pulling) > 0 && (why != "" || d.inDoubt(id) || !needsAll(w, busy.Pulling)) {
-		if why != unverified && !d.inDoubt(id) {
-			d.add(CancelPull{MemberID: id})
-		}
+	inDoubt := d.inDoubt(id) || why == unverified
+	if len(busy.Pulling) > 0 && !inDoubt && (why != "" || !needsAll(w, busy.Pulling)) {
+		d.add(CancelPull{MemberID: id})
 		return
 	}
-	if d.inDoubt(id) || why == unverified {
-		// The signed state is unknown: running containers go on, their exits are recorded, and nothing starts.
+	if inDoubt {
+		// The signed state is unknown: running containers and pulls go on, exits are recorded, and nothing starts.
 		if l := d.leases[id]; l.No > 0 && !l.Unverified && !l.Covers(d.now) {
 			d.releaseAll(id, w, "lease_ended")
 		} else {

@@ -203,3 +203,19 @@ func TestANodeDoesNotGoBackDuringAPull(t *testing.T) {
 	require.True(t, goesBack(o))
 	require.False(t, goesBack(withBusy(o, agent.Work{Pulling: upgrade().Services[0].Images})))
 }
+
+// A pull may take hours. Of a member whose newer document is missing, the image may be another one by then, and its
+// lease may end.
+func TestAPullDelaysNeitherADocumentNorTheEndOfALease(t *testing.T) {
+	part := agent.MissingPart{MemberID: "web", SHA256: [32]byte{1}}
+	next := func(leases agent.Leases) []agent.Action {
+		o := withBusy(ready(), agent.Work{Pulling: []string{"org/acme/web/app@sha256:3"}})
+		return agent.Diff(agent.Desired{Missing: []agent.MissingPart{part}}, leases, o, noon)
+	}
+	require.Equal(t, []agent.Action{agent.FetchPart(part)}, next(week("web")))
+	actions := next(leaseUntil(noon, false))
+	require.Len(t, actions, 2)
+	stop, _ := actions[0].(agent.StopContainer)
+	require.Equal(t, "c1", stop.ContainerID)
+	require.Equal(t, agent.FetchPart(part), actions[1])
+}
