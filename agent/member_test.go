@@ -27,6 +27,19 @@ func TestFailuresAreForgottenAfterALongRunAndWithANewRevision(t *testing.T) {
 	require.EqualValues(t, 1, m.Failed(2, protocol.WorkloadStatus_CRASH_LOOP, "", false, time.Second, noon).Failures)
 }
 
+// A kill of the agent right after a start: the run has no start, and the container has exited at once.
+func TestAnExitCountsThoughItsStartWasNotStored(t *testing.T) {
+	m := agent.Member{ID: "web"}
+	crash := func(run agent.Run, up time.Duration) uint32 {
+		l := agent.Listed{Status: agent.Exited, ExitCode: 1, StartedAt: noon.Add(-up), ExitedAt: noon}
+		agent.RecordExit{MemberID: "web", Service: "app", Revision: 1, Unasked: true}.RecordMember(&m, run, l, noon, noon)
+		return m.Services["app"].Failures
+	}
+	require.EqualValues(t, 1, crash(agent.Run{StartedAt: noon.Add(-time.Second)}, time.Second))
+	require.EqualValues(t, 2, crash(agent.Run{}, time.Second))
+	require.EqualValues(t, 1, crash(agent.Run{}, agent.StableAfter))
+}
+
 // A registry that is away says nothing about the workload: it waits, says for what, and is pulled when the registry is
 // back.
 func TestARegistryThatIsAwayNeverFailsAMember(t *testing.T) {

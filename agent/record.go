@@ -79,7 +79,18 @@ func (a RecordExit) recordService(r *ServiceRecord, run Run, l Listed, exited, n
 		detail = run.NotAlive
 	}
 	once := a.Restart == protocol.Service_NEVER
-	r.Tries = r.failed(a.Revision, reason, detail, once, exited.Sub(run.StartedAt), now)
+	r.Tries = r.failed(a.Revision, reason, detail, once, wasUp(run, l, exited), now)
+}
+
+// wasUp is how long the container was up: by the machine's times where the agent was killed before it stored the start.
+func wasUp(run Run, l Listed, exited time.Time) time.Duration {
+	switch {
+	case !run.StartedAt.IsZero():
+		return exited.Sub(run.StartedAt)
+	case l.StartedAt.IsZero():
+		return 0
+	}
+	return l.ExitedAt.Sub(l.StartedAt)
 }
 
 // Record lets the container be removed.
