@@ -250,9 +250,12 @@ func (i packageIndex) redact(text []byte) []byte {
 	if i.url == nil || i.url.User == nil {
 		return text
 	}
-	password, _ := i.url.User.Password()
+	password, has := i.url.User.Password()
 	encoded := i.url.User.String()
 	_, encodedPassword, _ := strings.Cut(encoded, ":")
+	if !has {
+		password = i.url.User.Username() // a token
+	}
 	for _, secret := range []string{encoded, password, encodedPassword} {
 		if secret != "" {
 			text = bytes.ReplaceAll(text, []byte(secret), []byte("****"))

@@ -144,11 +144,15 @@ func TestAFailedInstallationIsAClearStatusWithoutCredentials(t *testing.T) {
 }
 
 func TestLaw11NoFormOfAnIndexsCredentialsIsQuoted(t *testing.T) {
-	const index = "https://reader:s3cr%21t@packages.example/simple"
-	for _, form := range []string{"s3cr!t", "s3cr%21t", "reader:s3cr%21t"} {
-		text, err := reconcile.Redacted(index, "401 for "+form)
-		require.NoError(t, err)
-		require.Equal(t, "401 for ****", text)
+	for index, forms := range map[string][]string{
+		"https://reader:s3cr%21t@packages.example/simple": {"s3cr!t", "s3cr%21t", "reader:s3cr%21t"},
+		"https://t%2Fken@packages.example/simple":         {"t/ken", "t%2Fken"},
+	} {
+		for _, form := range forms {
+			text, err := reconcile.Redacted(index, "401 for "+form)
+			require.NoError(t, err)
+			require.Equal(t, "401 for ****", text)
+		}
 	}
 }
 
