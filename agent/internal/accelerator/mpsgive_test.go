@@ -30,10 +30,10 @@ func withDaemon(t *testing.T) (m *mps, at string, gpu grant) {
 // A kill of the agent while a daemon starts leaves one that does not limit its clients yet.
 func TestNoContainerReachesAnMPSDaemonThatIsNotReady(t *testing.T) {
 	m, at, gpu := withDaemon(t)
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	_, err := m.give(ended, gpu, "acme", false)
-	require.ErrorIs(t, err, context.Canceled)
+	soon, cancel := context.WithTimeout(t.Context(), 4*mpsPoll)
+	defer cancel()
+	_, err := m.give(soon, gpu, "acme", false)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.NoError(t, os.WriteFile(filepath.Join(at, "ready"), nil, 0o600))
 	_, err = m.give(t.Context(), gpu, "acme", false)
 	require.NoError(t, err)
