@@ -293,6 +293,14 @@ func badParameters(op *operation, p parameter, good ask) []badInput {
 			add("wrong "+p.name, ask{path: strings.Replace(filled, "\x00", wrong, 1)})
 		}
 	case "query":
+		if p.kind == "array" {
+			item := "&" + p.name + "="
+			add("too many "+p.name, ask{path: good.path + "?" + strings.Repeat(item+"1", 65)[1:]})
+			at += "/0"
+			add("empty "+p.name, ask{path: good.path + "?" + item[1:]})
+			add("long "+p.name, ask{path: good.path + "?" + item[1:] + strings.Repeat(marker, 50)})
+			break
+		}
 		wrong := marker + "!"
 		add("wrong "+p.name, ask{path: good.path + "?" + p.name + "=" + wrong})
 		add("empty "+p.name, ask{path: good.path + "?" + p.name + "="})
