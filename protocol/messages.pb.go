@@ -5024,7 +5024,7 @@ func (x *PushBundle) GetEnvelope() *Envelope {
 type ReportAck struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Counter uint64                 `protobuf:"varint,1,opt,name=counter,proto3" json:"counter,omitempty"`
-	// A node's counter drifts in a session that lasts: each answer corrects it.
+	// The clock of a node drifts in a long session: each answer corrects it.
 	HubTime       *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=hub_time,json=hubTime,proto3" json:"hub_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

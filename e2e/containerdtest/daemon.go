@@ -67,6 +67,29 @@ func sweep(t testing.TB) {
 	}
 }
 
+// DamageBlob replaces the one blob of the content store for which is holds.
+func (d *Daemon) DamageBlob(t testing.TB, is func(blob []byte) bool, by func(blob []byte) []byte) {
+	t.Helper()
+	blobs, err := filepath.Glob(filepath.Join(d.Dir, "*", "*", "blobs", "sha256", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, path := range blobs {
+		blob, err := os.ReadFile(path)
+		if err == nil && is(blob) {
+			found++
+			err = os.WriteFile(path, by(blob), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if found != 1 {
+		t.Fatalf("%d blobs are what is to be damaged", found)
+	}
+}
+
 // Client connects to the daemon; the connection ends with the test.
 func (d *Daemon) Client(t testing.TB) *client.Client {
 	t.Helper()

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/gpuaas/pkg/client"
+	"github.com/gpuaas/gpuaas/pkg/loop"
 )
 
 const (
@@ -146,8 +147,9 @@ func (s *session) waitForVolume(ctx context.Context, project string, v client.Vo
 		next, err := client.Read[client.Volume](s.hub.GetVolume(ctx, project, v.ID, &client.GetVolumeParams{
 			After: v.ResourceVersion, Wait: volumeWait,
 		}, s.editors()...))
-		if err == nil && next.ResourceVersion == v.ResourceVersion && next.Status != want {
-			err = waitUntil(ctx, asked.Add(volumePoll))
+		if err == nil && next.ResourceVersion == v.ResourceVersion && next.Status != want &&
+			!loop.Pause(ctx, time.Until(asked.Add(volumePoll))) {
+			err = ctx.Err()
 		}
 		if err != nil {
 			return v, err
@@ -155,18 +157,6 @@ func (s *session) waitForVolume(ctx context.Context, project string, v client.Vo
 		v = next
 	}
 	return v, nil
-}
-
-// waitUntil returns at a time, or with the error of ctx before.
-func waitUntil(ctx context.Context, then time.Time) error {
-	timer := time.NewTimer(time.Until(then))
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return nil
-	}
 }
 
 func (a *app) snapshotVolume() *cobra.Command {
@@ -187,8 +177,9 @@ func (a *app) snapshotVolume() *cobra.Command {
 			asked, before := time.Now(), made.ResourceVersion
 			made, err = client.Read[client.VolumeSnapshot](s.hub.GetVolumeSnapshot(ctx, project, id, made.ID,
 				&client.GetVolumeSnapshotParams{After: before, Wait: volumeWait}, s.editors()...))
-			if err == nil && made.ResourceVersion == before && made.Status == client.VolumeSnapshotStatusPending {
-				err = waitUntil(ctx, asked.Add(volumePoll))
+			if err == nil && made.ResourceVersion == before && made.Status == client.VolumeSnapshotStatusPending &&
+				!loop.Pause(ctx, time.Until(asked.Add(volumePoll))) {
+				err = ctx.Err()
 			}
 		}
 		if err != nil {

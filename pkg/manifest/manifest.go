@@ -192,12 +192,13 @@ type Range struct {
 
 // Probe decides whether a service is ready, or alive. The zero value is none.
 type Probe struct {
-	Kind          string   `json:"kind"`
-	Port          string   `json:"port,omitempty"`
-	Path          string   `json:"path,omitempty"`
-	Command       []string `json:"command,omitempty"`
-	PeriodMillis  uint32   `json:"period_millis,omitempty"`
-	TimeoutMillis uint32   `json:"timeout_millis,omitempty"`
+	Kind         string   `json:"kind"`
+	Port         string   `json:"port,omitempty"`
+	Path         string   `json:"path,omitempty"`
+	Command      []string `json:"command,omitempty"`
+	PeriodMillis uint32   `json:"period_millis,omitempty"`
+	// TimeoutMillis bounds one try; of a command from its start, which has 10 s of its own.
+	TimeoutMillis uint32 `json:"timeout_millis,omitempty"`
 	// FailureThreshold is how many failures in a row count as one; 0 leaves it to the node.
 	FailureThreshold uint32 `json:"failure_threshold,omitempty"`
 	// StartPeriodMillis is the time after the start in which failures do not count.

@@ -201,7 +201,7 @@ func (m *mps) of(gpu string) []string {
 func (m *mps) stop(gpu string) error {
 	for _, at := range m.of(gpu) {
 		if pid := holder(at); pid > 1 && isHeld(at) {
-			_ = unix.Kill(pid, unix.SIGTERM) // the lock says that the process is the daemon's
+			_ = unix.Kill(pid, unix.SIGTERM) // the daemon's, as it holds the lock
 			awaitEnd(at)
 			if isHeld(at) {
 				_ = unix.Kill(-pid, unix.SIGKILL)

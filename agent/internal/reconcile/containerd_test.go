@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -77,18 +75,8 @@ func TestADamagedImageDelaysNoOtherMember(t *testing.T) {
 	f.push(w)
 	f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool { return s.GetReason() != 0 })
 	f.stop()
-	blobs, err := filepath.Glob(filepath.Join(f.daemon.Dir, "*", "*", "blobs", "sha256", "*"))
-	require.NoError(t, err)
-	damaged := 0
-	for _, blob := range blobs {
-		raw, err := os.ReadFile(blob)
-		require.NoError(t, err)
-		if bytes.Contains(raw, []byte(`"Entrypoint":["/other"]`)) {
-			require.NoError(t, os.WriteFile(blob, []byte("x"), 0o600))
-			damaged++
-		}
-	}
-	require.Equal(t, 1, damaged)
+	f.daemon.DamageBlob(t, func(blob []byte) bool { return bytes.Contains(blob, []byte(`"Entrypoint":["/other"]`)) },
+		func([]byte) []byte { return []byte("x") })
 	f.start()
 	f.hub.image = whole
 	other := f.hub.workload(`{}`)

@@ -6,8 +6,6 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -260,18 +258,9 @@ func TestADamagedImageIsPulledAnew(t *testing.T) {
 		"cut off": func([]byte) []byte { return []byte("x") },
 		"altered": func(config []byte) []byte { return append([]byte("x"), config[1:]...) },
 	} {
-		blobs, err := filepath.Glob(filepath.Join(f.daemon.Dir, "*", "*", "blobs", "sha256", "*"))
-		require.NoError(t, err)
-		found := 0
-		for _, blob := range blobs {
-			raw, err := os.ReadFile(blob)
-			require.NoError(t, err)
-			if bytes.HasPrefix(raw, []byte("{")) && bytes.Contains(raw, []byte(`"rootfs"`)) {
-				require.NoError(t, os.WriteFile(blob, damaged(raw), 0o600))
-				found++
-			}
-		}
-		require.Equal(t, 1, found)
+		f.daemon.DamageBlob(t, func(blob []byte) bool {
+			return bytes.HasPrefix(blob, []byte("{")) && bytes.Contains(blob, []byte(`"rootfs"`))
+		}, damaged)
 		f.rt = f.open() // as after a restart: the image is not remembered
 		require.NoError(t, f.ensure(image), name)
 		f.start(f.spec(image, "wait"))

@@ -46,7 +46,7 @@ func (c *logCursor) Read(p []byte) (int, error) {
 			c.close()
 		}
 		last := c.r.rotations[c.id]
-		if last.number <= c.rotations { // less of a log that was removed
+		if last.number <= c.rotations { // no new one; a log that was removed has none at all
 			n, err := c.log.ReadAt(p, c.at)
 			c.at += int64(n)
 			return n, err

@@ -106,8 +106,8 @@ type Stats struct {
 }
 
 const (
-	// allStatsTimeout bounds the question what all containers use, oneStatsTimeout that of a single one, and
-	// silentStatsTimeout that of one whose shim did not answer within it.
+	// allStatsTimeout bounds the request for the metrics of all containers, oneStatsTimeout that for those of one, and
+	// silentStatsTimeout that for those of one whose shim did not answer in time before.
 	allStatsTimeout    = 5 * time.Second
 	oneStatsTimeout    = 2 * time.Second
 	silentStatsTimeout = time.Minute
@@ -115,9 +115,9 @@ const (
 	maxStatsAsked = 32
 )
 
-// AllStats reads the use of every running container, by id, with one question. containerd asks one shim after the
-// other, and answers without those that come after one that is silent until the time is over: AllStats asks for each
-// that is missing alone. A container whose shim is silent is left out until it answers.
+// AllStats reads the use of every running container, by id, in one request. containerd asks one shim after the other,
+// so that after a silent one the answer lacks the others: AllStats asks for each of these alone. A container whose shim
+// is silent is left out until the shim answers.
 func (r *Runtime) AllStats(ctx context.Context) (map[string]Stats, error) {
 	out := map[string]Stats{}
 	if !r.anySilent() {
@@ -175,8 +175,8 @@ func (r *Runtime) anySilent() (is bool) {
 	return is
 }
 
-// readStatsOf reads the use of one container. An answer may be that it does not run; the one that took about all of
-// the time is none.
+// readStatsOf reads the use of one container. That it does not run is an answer, too, but none where most of the time
+// was over: containerd says the same of a silent shim.
 func (r *Runtime) readStatsOf(ctx context.Context, id string, within time.Duration,
 ) (found map[string]Stats, answered bool) {
 	began := time.Now()

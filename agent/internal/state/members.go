@@ -169,8 +169,8 @@ func (s *Store) UpdateRun(id string, change func(*Run)) error {
 	return s.release(func(b *batch) { b.json(preRun+id, r) }, func(d *data) { d.runs[id] = r })
 }
 
-// RecordExit changes a member and one of its runs in one transaction: after a crash between two
-// writes the exit would be counted again. An unknown run changes only the member.
+// RecordExit changes a member and one of its runs in one transaction: after a crash between two writes the exit would
+// be counted again. An unknown run changes only the member.
 func (s *Store) RecordExit(memberID, runID string, member func(*Member, Run), run func(*Run)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

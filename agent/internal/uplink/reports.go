@@ -70,7 +70,7 @@ func (s *session) sendReport(ctx context.Context, r agent.Report) error {
 	members := s.u.store.Members()
 	s.mu.Lock()
 	counter, workloads := s.reports.Next(r.Workloads, now, func(id string) bool { return members[id].Reported })
-	s.newest, s.askedAt = counter, time.Now()
+	s.reportedAt = time.Now()
 	s.mu.Unlock()
 	end := s.traceStatuses(ctx, workloads)
 	out := &protocol.Report{
@@ -89,10 +89,10 @@ func (s *session) acknowledged(ctx context.Context, ack *protocol.ReportAck) err
 	s.mu.Lock()
 	ids := s.reports.Acknowledge(ack.GetCounter())
 	s.acks.Send()
-	newest, asked := s.newest, s.askedAt
+	newest, sent := !s.reports.Waiting(), s.reportedAt
 	s.mu.Unlock()
-	if ack.GetCounter() == newest {
-		s.syncClock(ctx, ack.GetHubTime(), asked)
+	if newest {
+		s.syncClock(ctx, ack.GetHubTime(), sent)
 	}
 	if len(ids) == 0 {
 		return nil

@@ -83,9 +83,8 @@ type session struct {
 
 	mu      sync.Mutex
 	reports hubsession.Reports
-	// newest is the counter of the last report, askedAt when it was sent.
-	newest  uint64
-	askedAt time.Time
+	// reportedAt is when the newest report was sent.
+	reportedAt time.Time
 	// acks wakes when the hub has acknowledged a report.
 	acks notify.Signal
 

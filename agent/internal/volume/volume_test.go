@@ -185,12 +185,17 @@ func TestVolumeGrowsWithItsManifest(t *testing.T) {
 	u.SizeBytes = 96 * mib
 	dir := f.prepare(u)
 	f.requireContent(dir, "first")
+	require.Greater(t, capacity(t, dir), int64(80*mib))
+	f.prepare(use(3)) // a smaller size of a later version changes nothing
+	require.Greater(t, capacity(t, dir), int64(80*mib))
+}
+
+// capacity is the size of the file system that a directory lies on.
+func capacity(t *testing.T, dir string) int64 {
+	t.Helper()
 	var st unix.Statfs_t
 	require.NoError(t, unix.Statfs(dir, &st))
-	require.Greater(t, int64(st.Blocks)*st.Bsize, int64(80*mib))
-	f.prepare(use(3)) // a smaller size of a later version changes nothing
-	require.NoError(t, unix.Statfs(dir, &st))
-	require.Greater(t, int64(st.Blocks)*st.Bsize, int64(80*mib))
+	return int64(st.Blocks) * st.Bsize
 }
 
 // A kill between the reservation of a volume's space and its record: the disk has no room for the same space again.
@@ -213,9 +218,7 @@ func TestAnInterruptedGrowthNeedsItsSpaceOnce(t *testing.T) {
 	u.SizeBytes = 160 * mib
 	dir := f.prepare(u)
 	f.requireContent(dir, "first")
-	var st unix.Statfs_t
-	require.NoError(t, unix.Statfs(dir, &st))
-	require.Greater(t, int64(st.Blocks)*st.Bsize, int64(128*mib))
+	require.Greater(t, capacity(t, dir), int64(128*mib))
 	u.SizeBytes = 224 * mib
 	_, err = f.v.Prepare(t.Context(), u)
 	require.Equal(t, agent.CodeVolumeNoSpace, fault.As(err).Code, "64 MiB are the node's own")

@@ -64,11 +64,11 @@ func (c *Controller) Handle(ctx context.Context, t worker.Task) error {
 	}
 }
 
-// answerLimit bounds the wait for a machine, which may hang, so that there is time left for the others; at most asked
-// of them are asked at once.
 const (
+	// answerLimit bounds the wait for a machine, which may hang, so that there is time left for the others.
 	answerLimit = 5 * time.Second
-	asked       = 32
+	// maxAsked bounds the machines that are asked at once.
+	maxAsked = 32
 )
 
 // Members says how the nodes of the cluster do; it is the Members of a worker. A machine that does not answer is one
@@ -105,7 +105,7 @@ func (c *Controller) Members(ctx context.Context, i client.AppInstance) (map[str
 func whichAnswer(ctx context.Context, nodes []starter.Node) []bool {
 	alive := make([]bool, len(nodes))
 	var group errgroup.Group
-	group.SetLimit(asked)
+	group.SetLimit(maxAsked)
 	for at, n := range nodes {
 		group.Go(func() error {
 			ctx, cancel := context.WithTimeout(ctx, answerLimit)
