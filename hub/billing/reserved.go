@@ -1,6 +1,7 @@
 package billing
 
 import (
+	"math"
 	"math/big"
 	"time"
 
@@ -42,9 +43,10 @@ func (r Reserved) Quantity(span rating.Interval) (int64, error) {
 	return product.Int64(), nil
 }
 
-// Lacks is what the hold lacks to pay for all time from Until to a moment.
-func (r Reserved) Lacks(to time.Time) (int64, error) {
-	cost, err := r.cost(rating.Interval{From: r.Until, To: to})
+// Lacks is what the hold lacks to pay for the time from Until to a moment, which is billed next, and for so much time
+// ahead of it. Both are rounded up, as the bill rounds the first and Exhausted the second.
+func (r Reserved) Lacks(to time.Time, ahead time.Duration) (int64, error) {
+	cost, err := r.cost(rating.Interval{From: r.Until, To: to}, rating.Interval{From: to, To: to.Add(ahead)})
 	return max(cost-r.Hold.Balance(), 0), err
 }
 
@@ -54,22 +56,27 @@ func (r Reserved) Exhausted(now time.Time) (bool, error) {
 	return r.Hold.Balance() < cost, err
 }
 
-// cost is what a stretch of time costs at most.
-func (r Reserved) cost(span rating.Interval) (sum int64, err error) {
-	quantity, err := r.Quantity(span)
-	if err != nil {
-		return 0, err
-	}
-	for _, part := range rating.Split(span, quantity, r.Prices) {
-		p := r.price(part.PriceID)
-		if p.ID == "" {
-			continue
-		}
-		cost, err := rating.ChargeUp(p.Nanos, p.PerQuantity, part.Quantity)
+// cost is what stretches of time cost at most.
+func (r Reserved) cost(spans ...rating.Interval) (sum int64, err error) {
+	for _, span := range spans {
+		quantity, err := r.Quantity(span)
 		if err != nil {
 			return 0, err
 		}
-		sum += cost
+		for _, part := range rating.Split(span, quantity, r.Prices) {
+			p := r.price(part.PriceID)
+			if p.ID == "" {
+				continue
+			}
+			cost, err := rating.ChargeUp(p.Nanos, p.PerQuantity, part.Quantity)
+			if err != nil {
+				return 0, err
+			}
+			if sum > math.MaxInt64-cost {
+				return 0, rating.ErrOverflow
+			}
+			sum += cost
+		}
 	}
 	return sum, nil
 }

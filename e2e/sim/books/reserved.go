@@ -10,7 +10,7 @@ import (
 // Reserve starts billing of what an org reserves. It fails with ErrUnaffordable where the wallet does not cover the
 // first hour.
 func (b *Books) Reserve(org, nodeID string, r billing.Reserved) error {
-	lacks, err := r.Lacks(r.Until.Add(billing.ReservedAhead))
+	lacks, err := r.Lacks(r.Until, billing.ReservedAhead)
 	if err != nil {
 		return err
 	}
@@ -51,8 +51,8 @@ func (b *Books) Release(id string, at, now time.Time) error {
 
 func (b *Books) accrue(r *Reservation, until time.Time, ahead time.Duration) (err error) {
 	if b.Faults.LateHold {
-		defer func() { err = errors.Join(err, b.extend(r, until.Add(ahead))) }()
-	} else if err := b.extend(r, until.Add(ahead)); err != nil {
+		defer func() { err = errors.Join(err, b.extend(r, until, ahead)) }()
+	} else if err := b.extend(r, until, ahead); err != nil {
 		return err
 	}
 	next, charges, err := r.Accrue(b.Book, until)
@@ -68,9 +68,9 @@ func (b *Books) accrue(r *Reservation, until time.Time, ahead time.Duration) (er
 	return nil
 }
 
-// extend has the hold pay up to a moment, as far as the wallet does.
-func (b *Books) extend(r *Reservation, to time.Time) error {
-	lacks, err := r.Lacks(to)
+// extend has the hold pay up to a moment and so far ahead of it, as far as the wallet does.
+func (b *Books) extend(r *Reservation, to time.Time, ahead time.Duration) error {
+	lacks, err := r.Lacks(to, ahead)
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ func openAllocation(ctx context.Context, tx db.Tx, s subject) error {
 	if err != nil && (s.Kind != Volume || !fault.Is(err, fault.Conflict)) {
 		return err
 	}
-	need, err := s.reserved(prices, billing.Hold{}).Lacks(s.OpenedAt.Add(billing.ReservedAhead))
+	need, err := s.reserved(prices, billing.Hold{}).Lacks(s.OpenedAt, billing.ReservedAhead)
 	if err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func CheckFunds(ctx context.Context, tx db.Tx, s Subject) error {
 		return err
 	}
 	of.accruedUntil = s.OpenedAt
-	need, err := of.reserved(prices, billing.Hold{}).Lacks(s.OpenedAt.Add(billing.ReservedAhead))
+	need, err := of.reserved(prices, billing.Hold{}).Lacks(s.OpenedAt, billing.ReservedAhead)
 	if err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ func accrueAllocation(ctx context.Context, tx db.Tx, s *subject, until time.Time
 	if err != nil {
 		return r, err
 	}
-	lacks, err := s.reserved(prices, h.Hold).Lacks(until.Add(ahead))
+	lacks, err := s.reserved(prices, h.Hold).Lacks(until, ahead)
 	if err != nil {
 		return r, err
 	}
