@@ -73,6 +73,8 @@ type Interval struct {
 	// CPUMicros is the container's own counter at the last sample, CPUCutMicros what of it is already in records.
 	CPUMicros    int64 `json:"cpu_micros"`
 	CPUCutMicros int64 `json:"cpu_cut_micros"`
+	// CPUUnread says that what the counter shows first may be in records already.
+	CPUUnread bool `json:"cpu_unread,omitempty"`
 	// MemoryBytes is the last sample; MemoryByteSeconds and the rest (in byte-microseconds, below one byte-second) have
 	// gathered since the last cut.
 	MemoryBytes       int64 `json:"memory_bytes"`
@@ -370,7 +372,7 @@ func (iv *Interval) skip(r Run, now time.Time) {
 	iv.CutAt = iv.Until
 	if r.Sampled {
 		iv.MemoryBytes, iv.CPUMicros = max(r.MemoryBytes, 0), max(iv.CPUMicros, r.CPUMicros)
-		iv.CPUCutMicros = iv.CPUMicros
+		iv.CPUCutMicros, iv.CPUUnread = iv.CPUMicros, false
 	}
 }
 
@@ -382,9 +384,13 @@ func (iv *Interval) sample(r Reading) {
 	}
 	used := max(r.CPUMicros-iv.CPUMicros, 0)
 	iv.MemoryBytes, iv.CPUMicros = max(r.MemoryBytes, 0), iv.CPUMicros+used
-	if r.Beside {
-		iv.MemoryBytes, iv.CPUCutMicros = 0, iv.CPUCutMicros+used
+	if r.Beside || iv.CPUUnread {
+		iv.CPUCutMicros += used
 	}
+	if r.Beside {
+		iv.MemoryBytes = 0
+	}
+	iv.CPUUnread = false
 }
 
 func (iv *Interval) addMemory(bytes, micros int64) {
@@ -429,6 +435,7 @@ func (s *State) openUnannounced(runs []Run, ended []string, now time.Time) {
 				iv.CPUCutMicros = iv.CPUMicros
 			}
 		}
+		iv.CPUUnread = !r.Sampled && from.Equal(now)
 		s.insert(iv)
 	}
 }

@@ -289,6 +289,17 @@ func TestContainerOfALostStoreCountsFromWhenItIsSeen(t *testing.T) {
 	}, lines(got))
 }
 
+// Law 5: the processor time that a container used before its store was lost may be billed already, also where its shim
+// does not tell it at first.
+func TestLaw05ContainerOfALostStoreBillsNoProcessorTimeAgain(t *testing.T) {
+	silent := up("r1", 0.5, 0)
+	silent.Sampled = false
+	s, _ := meter.Sample(meter.State{}, observation(100, silent))
+	s, _ = meter.Sample(restart(t, s), observation(110, up("r1", 0.5, 92)))
+	_, got := meter.Sample(s, observation(130, up("r1", 0.5, 95)))
+	require.Contains(t, lines(got), line{protocol.MeterCPUSeconds, 100, 130, 3_000_000})
+}
+
 func TestNewLeaseCutsTheInterval(t *testing.T) {
 	s, _ := meter.Sample(opened(), observation(1, up("r1", 0.5, 0)))
 	renewed := up("r1", 0.5, 1)

@@ -200,6 +200,8 @@ func (r *Reconciler) Run(ctx context.Context) error {
 			r.Wake()
 		}
 	})
+	// What ran while no agent did is stored before anything is stopped: kills in a row cost a bill no more than one.
+	r.sampleNow(ctx)
 	r.running.Go(func() { r.meteringLoop(ctx) })
 	r.afterFirstPass(ctx, func() { r.guardDisk(ctx) })
 	r.afterFirstPass(ctx, func() { _ = r.imageGC.Run(ctx) })
