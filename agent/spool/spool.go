@@ -158,24 +158,20 @@ func PruneUpTo(m Marks) uint64 { return m.Archived }
 // fit.
 func Full(unsentBytes, mostBytes int64) bool { return unsentBytes >= mostBytes }
 
-// Reincarnate starts a new chain under a fresh random incarnation. unarchived are the old chain's segments, oldest
-// first; pending are unsealed records. Both are re-sealed under the new incarnation; the hub bills their time once.
-func Reincarnate(c Chain, incarnation string, m Marks, unarchived []*protocol.UsageSegment,
-	pending []*protocol.UsageRecord,
-) (Chain, []*protocol.UsageRecord) {
-	var again []*protocol.UsageRecord
-	for _, seg := range unarchived {
-		if seg.GetNumber() <= m.Archived {
-			continue
-		}
-		again = append(again, seg.GetRecords()...)
-	}
-	again = append(again, pending...)
-	for i := range again {
-		again[i] = proto.CloneOf(again[i])
+// Reincarnate starts a new chain under a fresh random incarnation. What Unsealed returns of the old chain's segments
+// that are not archived is sealed again on it; the hub bills that time once.
+func Reincarnate(c Chain, incarnation string) Chain {
+	return Chain{NodeID: c.NodeID, Incarnation: incarnation}
+}
+
+// Unsealed are the records of a segment, to be sealed on another chain. The segment is not touched.
+func Unsealed(seg *protocol.UsageSegment) []*protocol.UsageRecord {
+	again := make([]*protocol.UsageRecord, len(seg.GetRecords()))
+	for i, r := range seg.GetRecords() {
+		again[i] = proto.CloneOf(r)
 		again[i].Sequence = 0
 	}
-	return Chain{NodeID: c.NodeID, Incarnation: incarnation}, again
+	return again
 }
 
 func digest(payload []byte) []byte {

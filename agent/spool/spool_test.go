@@ -161,20 +161,18 @@ func TestLaw05HubThatPostedOtherSegmentsMeansTheStoreIsAnother(t *testing.T) {
 	}
 }
 
-func TestReincarnateKeepsWhatIsNotArchived(t *testing.T) {
-	s1, c, _, err := spool.Seal(first(), records(0, 2), noon)
+func TestASegmentIsSealedAgainOnANewChain(t *testing.T) {
+	_, c, _, err := spool.Seal(first(), records(0, 2), noon)
 	require.NoError(t, err)
-	s2, c, _, err := spool.Seal(c, records(2, 2), noon)
+	old, c, _, err := spool.Seal(c, records(2, 2), noon)
 	require.NoError(t, err)
-	kept := []*protocol.UsageSegment{s1.Segment, s2.Segment}
-	fresh, waiting := spool.Reincarnate(c, "i2", spool.Marks{Posted: 2, Archived: 1}, kept, records(4, 1))
+	fresh := spool.Reincarnate(c, "i2")
 	require.Equal(t, spool.Chain{NodeID: "n1", Incarnation: "i2"}, fresh)
-	require.Len(t, waiting, 3)
-	s, fresh, _, err := spool.Seal(fresh, waiting, noon)
+	s, fresh, _, err := spool.Seal(fresh, spool.Unsealed(old.Segment), noon)
 	require.NoError(t, err)
-	require.EqualValues(t, 3, fresh.Sequence)
+	require.EqualValues(t, 2, fresh.Sequence)
 	require.EqualValues(t, 2, s.Segment.GetRecords()[0].GetQuantity())
-	require.EqualValues(t, 3, s2.Segment.GetRecords()[0].GetSequence(), "the old segment is not touched")
+	require.EqualValues(t, 3, old.Segment.GetRecords()[0].GetSequence(), "the old segment is not touched")
 }
 
 // TestLaw05SpoolLosesAndDoublesNothing lets a node seal, send, lose its connection and be killed, against a hub that

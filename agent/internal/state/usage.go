@@ -50,27 +50,37 @@ func (s *Store) seal(chain spool.Chain, metered meter.State, records []*protocol
 		}
 		totals[r.GetMeter()] += r.GetQuantity()
 	}
-	if len(records) > 0 && s.signer == nil {
-		return sealing{}, errors.New("state: usage cannot be sealed before the node is identified")
-	}
 	for len(records) > 0 {
-		var sealed spool.Sealed
+		var seg signed
 		var err error
-		if sealed, out.chain, records, err = spool.Seal(out.chain, records, now); err != nil {
+		if seg, out.chain, records, err = s.sealOne(out.chain, records, now); err != nil {
 			return sealing{}, err
 		}
-		env, err := protocol.Sign(protocol.PayloadSegment, sealed.Payload, s.signer)
-		if err != nil {
-			return sealing{}, err
-		}
-		raw, err := proto.Marshal(env)
-		if err != nil {
-			return sealing{}, err
-		}
-		out.segments = append(out.segments, signed{sealed.Segment.GetNumber(), raw})
-		failpoint.Hit("agent/spool/sealed")
+		out.segments = append(out.segments, seg)
 	}
 	return out, nil
+}
+
+// sealOne seals as many records as fit in one segment, and returns the rest.
+func (s *Store) sealOne(chain spool.Chain, records []*protocol.UsageRecord, now time.Time,
+) (signed, spool.Chain, []*protocol.UsageRecord, error) {
+	if s.signer == nil {
+		return signed{}, chain, records, errors.New("state: usage cannot be sealed before the node is identified")
+	}
+	sealed, next, rest, err := spool.Seal(chain, records, now)
+	if err != nil {
+		return signed{}, chain, records, err
+	}
+	env, err := protocol.Sign(protocol.PayloadSegment, sealed.Payload, s.signer)
+	if err != nil {
+		return signed{}, chain, records, err
+	}
+	raw, err := proto.Marshal(env)
+	if err != nil {
+		return signed{}, chain, records, err
+	}
+	failpoint.Hit("agent/spool/sealed")
+	return signed{sealed.Segment.GetNumber(), raw}, next, rest, nil
 }
 
 func (x sealing) fill(b *batch) {
@@ -256,11 +266,31 @@ func (s *Store) segmentDigest(said spool.HubProgress) ([]byte, error) {
 }
 
 // TakeNewIncarnation gives the store a new random name, because the hub knows more of the old one than this disk does.
-// Usage that is not archived is sealed again under the new name; the hub bills it once. Leases and containers stay.
+// Usage that is not archived is sealed again under the new name, a segment at a time, since all of it may not fit in
+// memory; the hub bills it once. Leases and containers stay.
 func (s *Store) TakeNewIncarnation(now time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var kept []*protocol.UsageSegment
+	m := s.d.meta
+	m.Incarnation = uuid.NewString()
+	chain, sizes := spool.Reincarnate(s.d.chain, m.Incarnation), map[uint64]int64{}
+	var records []*protocol.UsageRecord
+	// The new segments count only once meta names their incarnation.
+	sealUpTo := func(most int) error {
+		for len(records) > most {
+			var seg signed
+			var err error
+			if seg, chain, records, err = s.sealOne(chain, records, now); err != nil {
+				return err
+			}
+			sizes[seg.number] = int64(len(seg.raw))
+			put := func(b *batch) { b.raw(segmentKey(m.Incarnation, seg.number), seg.raw) }
+			if err := s.write(put, func(*data) {}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	for number := s.d.marks.Archived + 1; number <= s.d.chain.Number; number++ {
 		env, err := s.segment(number)
 		if err != nil {
@@ -270,33 +300,21 @@ func (s *Store) TakeNewIncarnation(now time.Time) error {
 		if err := proto.Unmarshal(env.GetPayload(), seg); err != nil {
 			return fmt.Errorf("state: segment %d: %w", number, err)
 		}
-		kept = append(kept, seg)
-	}
-	m := s.d.meta
-	m.Incarnation = uuid.NewString()
-	chain, records := spool.Reincarnate(s.d.chain, m.Incarnation, s.d.marks, kept, nil)
-	sealed, err := s.seal(chain, s.d.meter, records, now)
-	if err != nil {
-		return err
-	}
-	// The new segments first, one by one: they count only once meta names their incarnation.
-	for _, seg := range sealed.segments {
-		if err := s.write(func(b *batch) {
-			b.raw(segmentKey(m.Incarnation, seg.number), seg.raw)
-		}, func(*data) {}); err != nil {
+		records = append(records, spool.Unsealed(seg)...)
+		if err := sealUpTo(spool.MaxSegmentRecords); err != nil {
 			return err
 		}
 	}
-	err = s.write(func(b *batch) {
+	if err := sealUpTo(0); err != nil {
+		return err
+	}
+	err := s.write(func(b *batch) {
 		b.json(keyMeta, m)
-		b.json(keyChain, sealed.chain)
+		b.json(keyChain, chain)
 		b.json(keyMarks, spool.Marks{})
 	}, func(d *data) {
-		d.meta, d.chain, d.sizes = m, sealed.chain, map[uint64]int64{}
-		for _, seg := range sealed.segments {
-			d.sizes[seg.number] = int64(len(seg.raw))
-		}
-		d.setMarks(spool.Marks{}) // not sealed.apply: the members' totals have these records already
+		d.meta, d.chain, d.sizes = m, chain, sizes
+		d.setMarks(spool.Marks{}) // no totals of members: they have these records already
 	})
 	if err != nil {
 		return err

@@ -2,6 +2,7 @@ package state_test
 
 import (
 	"crypto/sha256"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -110,6 +111,26 @@ func TestNewIncarnationKeepsWhatIsNotArchived(t *testing.T) {
 	sample(t, s, noon.Add(160*time.Second), meter.Run{RunID: "r1", MemberID: "a", StartedAt: noon, Up: true})
 	seconds, _ = sealedSeconds(t, s, m)
 	require.InDelta(t, 130, seconds, 0)
+}
+
+// What a node measured in days without the hub is sealed again a segment at a time, and in as few as it was.
+func TestANewIncarnationFillsItsSegments(t *testing.T) {
+	m := newMesh(t)
+	s := open(t, t.TempDir(), m)
+	const records = 3 // of each run at each sample: its time, processor time and memory
+	runs := make([]meter.Run, 500)
+	for i := range runs {
+		id := fmt.Sprintf("r%d", i)
+		runs[i] = meter.Run{RunID: id, MemberID: "m" + id, StartedAt: noon, Up: true}
+	}
+	for i := range 7 {
+		sample(t, s, noon.Add(time.Duration(i)*30*time.Second), runs...)
+	}
+	require.EqualValues(t, 6, s.Spool().LastSegment)
+	require.NoError(t, s.TakeNewIncarnation(noon.Add(time.Hour)))
+	require.EqualValues(t, (6*records*len(runs)+spool.MaxSegmentRecords-1)/spool.MaxSegmentRecords, s.Spool().LastSegment)
+	seconds, _ := sealedSeconds(t, s, m)
+	require.InDelta(t, len(runs)*180, seconds, 0)
 }
 
 // A copy of the disk is put back after the node has gone on, and goes on itself: it seals other segments under the

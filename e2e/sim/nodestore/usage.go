@@ -121,15 +121,15 @@ func (s *Store) RewindUsage(posted uint64) error {
 // TakeNewIncarnation gives the store a new name. What is not archived is sealed again: the hub bills each stretch of
 // time once.
 func (s *Store) TakeNewIncarnation(incarnation string, now time.Time) error {
-	var kept []*protocol.UsageSegment
+	var again []*protocol.UsageRecord
 	for number := s.Marks.Archived + 1; number <= s.Chain.Number; number++ {
 		sealed, there := s.Segments[number]
 		if !there {
 			return fmt.Errorf("segment %d is neither archived nor there", number)
 		}
-		kept = append(kept, sealed.Segment)
+		again = append(again, spool.Unsealed(sealed.Segment)...)
 	}
-	chain, records := spool.Reincarnate(s.Chain, incarnation, s.Marks, kept, nil)
-	s.Chain, s.Marks, s.Segments, s.UnsentBytes = chain, spool.Marks{}, map[uint64]spool.Sealed{}, 0
-	return s.sealOnly(records, now)
+	s.Chain, s.Marks = spool.Reincarnate(s.Chain, incarnation), spool.Marks{}
+	s.Segments, s.UnsentBytes = map[uint64]spool.Sealed{}, 0
+	return s.sealOnly(again, now)
 }
