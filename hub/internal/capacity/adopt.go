@@ -152,7 +152,7 @@ func AdoptVolumes(ctx context.Context, tx db.Tx, nodeID string, named []*protoco
 			CorrelationID: correlationID, ResourceVersion: 1, CreatedAt: now, UpdatedAt: now,
 		}
 		if p.GetMade() {
-			v.Status, v.ReadyAt = VolumeReady, now
+			v.Status, v.ReadyAt, v.MadeBytes = VolumeReady, now, v.SizeBytes
 		}
 		if err := insertVolume(ctx, tx, v); err != nil {
 			return nil, err

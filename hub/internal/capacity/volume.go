@@ -37,8 +37,10 @@ type Volume struct {
 	ProjectID string
 	NodeID    string
 	Name      string
-	SizeBytes int64
-	Status    VolumeStatus
+	// SizeBytes is what it is to have, MadeBytes what its node has made: less while it is being resized, and none before
+	// it is there.
+	SizeBytes, MadeBytes int64
+	Status               VolumeStatus
 	// StatusReason is the code of what keeps it from being ready or deleted, Detail the node's text.
 	StatusReason string
 	Detail       string
@@ -130,7 +132,7 @@ func CreateVolume(ctx context.Context, tx db.Tx, v Volume, roomBytes int64) erro
 // checkRoom refuses what the node's disk cannot hold beside all volumes and snapshots that it is to keep. The node
 // decides again: images and volumes of instances take their part of the same disk.
 func checkRoom(ctx context.Context, tx db.Tx, nodeID string, moreBytes, roomBytes int64) error {
-	held, err := volumeBytes(ctx, tx, `v.node_id = $1`, nodeID)
+	held, err := volumeBytes(ctx, tx, `v.size_bytes`, `v.node_id = $1`, nodeID)
 	if err == nil && held+moreBytes > roomBytes {
 		err = fault.New(fault.Conflict, CodeInsufficient, fmt.Sprintf("The volumes and snapshots of the node may take %d "+
 			"MiB of its disk, and %d MiB are promised.", roomBytes/mebibyte, held/mebibyte), nil)
@@ -140,12 +142,13 @@ func checkRoom(ctx context.Context, tx db.Tx, nodeID string, moreBytes, roomByte
 
 // VolumeBytesOfOrg is what the volumes and snapshots of an org take.
 func VolumeBytesOfOrg(ctx context.Context, tx db.Tx, orgID string) (int64, error) {
-	return volumeBytes(ctx, tx, `v.org_id = $1`, orgID)
+	return volumeBytes(ctx, tx, `v.size_bytes`, `v.org_id = $1`, orgID)
 }
 
-// VolumeBytes is what a volume takes with those of its snapshots that are there or on their way.
+// VolumeBytes is what a volume takes, as its node has made it, with those of its snapshots that are there or on their
+// way.
 func VolumeBytes(ctx context.Context, tx db.Tx, id string) (int64, error) {
-	return volumeBytes(ctx, tx, `v.id = $1`, id)
+	return volumeBytes(ctx, tx, `v.made_bytes`, `v.id = $1`, id)
 }
 
 // VolumesOn returns how many volumes a node keeps.

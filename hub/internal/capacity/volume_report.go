@@ -133,7 +133,7 @@ func unknownSnapshots(v Volume, reported *protocol.VolumeStatus, known map[strin
 		known[s.GetId()] = true
 		lost = append(lost, Snapshot{
 			ID: s.GetId(), VolumeID: v.ID, Description: "taken before the platform was restored",
-			SizeBytes: min(int64(s.GetSizeBytes()&math.MaxInt64), v.SizeBytes), Status: VolumeReady,
+			SizeBytes: min(int64(s.GetSizeBytes()&math.MaxInt64), v.MadeBytes), Status: VolumeReady,
 			CorrelationID: v.CorrelationID, ResourceVersion: 1, CreatedAt: now, UpdatedAt: now,
 		})
 	}
@@ -153,9 +153,11 @@ func (v Volume) reported(s *protocol.VolumeStatus, now time.Time) Volume {
 		}
 	case s.GetStatus() == protocol.VolumeStatus_MISSING && !v.ReadyAt.IsZero():
 		v.Status = VolumeMissing
-	case v.Status == VolumeResizing && s.GetSizeBytes() < uint64(v.SizeBytes):
-	case s.GetStatus() == protocol.VolumeStatus_READY && s.GetRestoreNo() >= uint64(v.RestoreNo):
-		v.Status = VolumeReady
+	case s.GetStatus() != protocol.VolumeStatus_READY || s.GetRestoreNo() < uint64(v.RestoreNo):
+	case !v.ReadyAt.IsZero() && v.MadeBytes < v.SizeBytes && s.GetSizeBytes() < uint64(v.SizeBytes):
+		v.Status = VolumeResizing // it may have been missing meanwhile
+	default:
+		v.Status, v.MadeBytes = VolumeReady, v.SizeBytes
 		if v.ReadyAt.IsZero() {
 			v.ReadyAt = now
 		}

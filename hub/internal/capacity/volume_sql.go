@@ -29,30 +29,32 @@ func insertVolume(ctx context.Context, tx db.Tx, v Volume) error {
 func updateVolume(ctx context.Context, tx db.Tx, v Volume) error {
 	return tx.Queue(ctx,
 		`UPDATE volumes SET status = $2, status_reason = $3, detail = $4, restore_no = $5, restore_snapshot_id = $6,
-			resource_version = $7, updated_at = $8, ready_at = $9, deleted_at = $10, size_bytes = $11 WHERE id = $1`,
+			resource_version = $7, updated_at = $8, ready_at = $9, deleted_at = $10, size_bytes = $11,
+			made_bytes = $12 WHERE id = $1`,
 		v.ID, string(v.Status), v.StatusReason, v.Detail, v.RestoreNo, v.RestoreSnapshotID, v.ResourceVersion, v.UpdatedAt,
-		db.OrNull(v.ReadyAt), db.OrNull(v.DeletedAt), v.SizeBytes)
+		db.OrNull(v.ReadyAt), db.OrNull(v.DeletedAt), v.SizeBytes, v.MadeBytes)
 }
 
 func selectVolumes(ctx context.Context, tx db.Tx, where string, args ...any) ([]Volume, error) {
 	return db.Select(ctx, tx, scanVolume,
-		`SELECT v.id, v.org_id, v.project_id, v.node_id, v.name, v.size_bytes, v.status, v.status_reason, v.detail,
-			v.restore_no, v.restore_snapshot_id, v.requested_by_type, v.requested_by_id, v.correlation_id, v.resource_version,
-			v.created_at, v.updated_at, v.ready_at, v.deleted_at,
+		`SELECT v.id, v.org_id, v.project_id, v.node_id, v.name, v.size_bytes, v.made_bytes, v.status, v.status_reason,
+			v.detail, v.restore_no, v.restore_snapshot_id, v.requested_by_type, v.requested_by_id, v.correlation_id,
+			v.resource_version, v.created_at, v.updated_at, v.ready_at, v.deleted_at,
 			ARRAY(SELECT u.member_id::TEXT FROM reserved_volumes u WHERE u.volume_id = v.id ORDER BY u.member_id)
 		FROM volumes v `+where, args...)
 }
 
 func scanVolume(row pgx.CollectableRow) (v Volume, err error) {
-	err = row.Scan(&v.ID, &v.OrgID, &v.ProjectID, &v.NodeID, &v.Name, &v.SizeBytes, &v.Status, &v.StatusReason, &v.Detail,
-		&v.RestoreNo, &v.RestoreSnapshotID, &v.RequestedBy.Type, &v.RequestedBy.ID, &v.CorrelationID, &v.ResourceVersion,
-		&v.CreatedAt, &v.UpdatedAt, (*zeronull.Timestamptz)(&v.ReadyAt), (*zeronull.Timestamptz)(&v.DeletedAt), &v.UsedBy)
+	err = row.Scan(&v.ID, &v.OrgID, &v.ProjectID, &v.NodeID, &v.Name, &v.SizeBytes, &v.MadeBytes, &v.Status,
+		&v.StatusReason, &v.Detail, &v.RestoreNo, &v.RestoreSnapshotID, &v.RequestedBy.Type, &v.RequestedBy.ID,
+		&v.CorrelationID, &v.ResourceVersion, &v.CreatedAt, &v.UpdatedAt, (*zeronull.Timestamptz)(&v.ReadyAt),
+		(*zeronull.Timestamptz)(&v.DeletedAt), &v.UsedBy)
 	return v, err
 }
 
 // volumeBytes sums up the volumes v for which the condition holds, with their snapshots.
-func volumeBytes(ctx context.Context, tx db.Tx, condition string, arg any) (int64, error) {
-	return db.Value[int64](ctx, tx, `SELECT coalesce(sum(v.size_bytes + coalesce((SELECT sum(s.size_bytes)
+func volumeBytes(ctx context.Context, tx db.Tx, size, condition string, arg any) (int64, error) {
+	return db.Value[int64](ctx, tx, `SELECT coalesce(sum(`+size+` + coalesce((SELECT sum(s.size_bytes)
 			FROM volume_snapshots s WHERE s.volume_id = v.id AND s.deleted_at IS NULL), 0)), 0)::INT8
 		FROM volumes v WHERE v.deleted_at IS NULL AND `+condition, arg)
 }

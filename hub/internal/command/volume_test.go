@@ -379,13 +379,25 @@ func TestLaw05ALargerVolumeIsBilledOnceItIsThere(t *testing.T) {
 	w := newVolumeWorld(t)
 	v := w.volume("data")
 	billed := func() int { return w.Count(`SELECT volume_bytes FROM subjects WHERE id = $1`, v.ID) }
+	snapshot, err := w.Commands().CreateVolumeSnapshot(t.Context(), w.Meta("snapshot"), w.Project.ID, v.ID, "first")
+	require.NoError(t, err)
 	for _, mib := range []int64{96, 128} {
 		_, err := w.Commands().ResizeVolume(t.Context(), w.Meta("resize"), w.Project.ID, v.ID, mib<<20)
 		require.NoError(t, err)
-		require.Equal(t, 64<<20, billed(), "asked for %d MiB", mib)
+		require.Equal(t, 128<<20, billed(), "asked for %d MiB, with a snapshot", mib)
 	}
+	require.NoError(t, second(w.Commands().DeleteVolumeSnapshot(t.Context(), w.Meta("delete"), w.Project.ID, v.ID,
+		snapshot.ID)))
+	w.reportVolume(&protocol.VolumeStatus{
+		Id: v.ID, Status: protocol.VolumeStatus_READY, SizeBytes: 64 << 20,
+		Snapshots: []*protocol.SnapshotStatus{{Id: snapshot.ID, Status: protocol.VolumeStatus_DELETED}},
+	})
+	require.Equal(t, 64<<20, billed(), "the snapshot is gone")
 	w.reportVolume(&protocol.VolumeStatus{Id: v.ID, Status: protocol.VolumeStatus_MISSING})
 	require.Equal(t, 64<<20, billed(), "it is missing")
+	w.reportVolume(&protocol.VolumeStatus{Id: v.ID, Status: protocol.VolumeStatus_READY, SizeBytes: 96 << 20})
+	require.Equal(t, capacity.VolumeResizing, w.getVolume(v.ID).Status, "it is back and grows on")
+	require.Equal(t, 64<<20, billed(), "it is back")
 	w.reportVolume(&protocol.VolumeStatus{Id: v.ID, Status: protocol.VolumeStatus_READY, SizeBytes: 128 << 20})
 	require.Equal(t, 128<<20, billed())
 }

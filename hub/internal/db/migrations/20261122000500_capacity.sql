@@ -149,6 +149,8 @@ CREATE TABLE IF NOT EXISTS volumes (
   node_id UUID NOT NULL,
   name TEXT NOT NULL,
   size_bytes INT8 NOT NULL CHECK (size_bytes >= 16777216),
+  -- What the node has made of it.
+  made_bytes INT8 NOT NULL DEFAULT 0,
   status TEXT NOT NULL,
   -- What keeps it from being ready or deleted, as the node said last.
   status_reason TEXT NOT NULL DEFAULT '',
