@@ -8,11 +8,12 @@ import (
 	"errors"
 	"net/http"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/coreos/go-oidc/v3/oidc"
 	"golang.org/x/oauth2"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -38,8 +39,8 @@ type Provider struct {
 	conf Config
 	http *http.Client
 
-	mu    sync.Mutex
-	found *oidc.Provider
+	asking singleflight.Group
+	found  atomic.Pointer[oidc.Provider]
 }
 
 // Identity is what a provider says about a person.
@@ -173,22 +174,33 @@ func (b *boolOrString) UnmarshalJSON(text []byte) error {
 // discover returns a context for requests to the provider, and what the provider says about itself.
 func (p *Provider) discover(ctx context.Context) (context.Context, *oauth2.Config, *oidc.Provider, error) {
 	ctx = oidc.ClientContext(ctx, p.http)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.found == nil {
-		found, err := oidc.NewProvider(ctx, p.conf.Issuer)
-		if err != nil {
-			return ctx, nil, nil, unavailable(err)
+	found := p.found.Load()
+	if found == nil {
+		// One request for all who wait for it, and none of them ends it: where the provider hangs, each waits once.
+		asked := p.asking.DoChan("", func() (any, error) {
+			answer, err := oidc.NewProvider(context.WithoutCancel(ctx), p.conf.Issuer)
+			if err == nil {
+				p.found.Store(answer)
+			}
+			return answer, err
+		})
+		select {
+		case answer := <-asked:
+			if answer.Err != nil {
+				return ctx, nil, nil, unavailable(answer.Err)
+			}
+			found, _ = answer.Val.(*oidc.Provider)
+		case <-ctx.Done():
+			return ctx, nil, nil, unavailable(ctx.Err())
 		}
-		p.found = found
 	}
 	return ctx, &oauth2.Config{
 		ClientID:     p.conf.ClientID,
 		ClientSecret: p.conf.ClientSecret,
 		RedirectURL:  p.conf.RedirectURL,
-		Endpoint:     p.found.Endpoint(),
+		Endpoint:     found.Endpoint(),
 		Scopes:       []string{oidc.ScopeOpenID, "email", "profile"},
-	}, p.found, nil
+	}, found, nil
 }
 
 // refusal tells a provider that says no from one that does not answer.

@@ -1,11 +1,45 @@
 package oidc
 
 import (
+	"context"
 	"encoding/json"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
 )
+
+// A caller that gives up waits no longer for a provider that hangs, nor for those who still ask it.
+func TestNobodyWaitsForAnothersQuestion(t *testing.T) {
+	asked, answer := make(chan struct{}), make(chan struct{})
+	hangs := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked <- struct{}{}
+		<-answer
+		w.WriteHeader(http.StatusInternalServerError)
+	}))
+	defer hangs.Close()
+	p := New(Config{Issuer: hangs.URL})
+	first := make(chan error)
+	go func() {
+		_, err := p.AuthURL(t.Context(), "state", "nonce", "verifier")
+		first <- err
+	}()
+	<-asked
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := p.AuthURL(gone, "state", "nonce", "verifier")
+	require.ErrorIs(t, err, context.Canceled)
+	select {
+	case err := <-first:
+		t.Fatalf("the second waited for the first: %v", err)
+	default:
+	}
+	close(answer)
+	require.True(t, fault.Is(<-first, fault.Unavailable))
+}
 
 // Some providers say in words whether an address is verified.
 func TestAClaimMayBeAString(t *testing.T) {
