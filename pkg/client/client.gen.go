@@ -690,7 +690,7 @@ type ClientInterface interface {
 
 	// ListHourlyUsage Usage of each UTC hour and what it was charged, newest first
 	//
-	// Kept for good. Where `from` is absent the last 31 days are listed.
+	// Kept for good. Where `from` is absent, the 31 days before `to` are listed, or the last 31 days.
 	//
 	// Corresponds with GET /billing/usage/hourly (the `ListHourlyUsage` operationId).
 	ListHourlyUsage(ctx context.Context, params *ListHourlyUsageParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -3360,7 +3360,7 @@ func (c *Client) ListUsage(ctx context.Context, params *ListUsageParams, reqEdit
 
 // ListHourlyUsage Usage of each UTC hour and what it was charged, newest first
 //
-// Kept for good. Where `from` is absent the last 31 days are listed.
+// Kept for good. Where `from` is absent, the 31 days before `to` are listed, or the last 31 days.
 //
 // Corresponds with GET /billing/usage/hourly (the `ListHourlyUsage` operationId).
 func (c *Client) ListHourlyUsage(ctx context.Context, params *ListHourlyUsageParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -16031,7 +16031,7 @@ type ClientWithResponsesInterface interface {
 
 	// ListHourlyUsageWithResponse Usage of each UTC hour and what it was charged, newest first
 	//
-	// Kept for good. Where `from` is absent the last 31 days are listed.
+	// Kept for good. Where `from` is absent, the 31 days before `to` are listed, or the last 31 days.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -26655,7 +26655,7 @@ func (c *ClientWithResponses) ListUsageWithResponse(ctx context.Context, params 
 
 // ListHourlyUsageWithResponse Usage of each UTC hour and what it was charged, newest first
 //
-// Kept for good. Where `from` is absent the last 31 days are listed.
+// Kept for good. Where `from` is absent, the 31 days before `to` are listed, or the last 31 days.
 //
 // Returns a wrapper object for the known response body format(s).
 //

@@ -43,11 +43,7 @@ func ListAudit(ctx context.Context, tx db.Tx, q AuditQuery) ([]AuditRow, error) 
 	w.Compare("outcome =", q.Outcome)
 	w.Compare("id <", q.Before)
 	w.Between("at", q.From, q.To)
-	rows := MaxPage
-	if q.Limit > 0 {
-		rows = min(q.Limit, MaxPage+1)
-	}
-	newest := " ORDER BY id DESC LIMIT " + w.Arg(rows)
+	newest := " ORDER BY id DESC LIMIT " + w.Arg(page(q.Limit))
 	return selectAudit(ctx, tx, w.SQL()+newest, w.Args...)
 }
 

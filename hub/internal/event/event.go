@@ -23,7 +23,7 @@ const (
 	maxDataBytes = 64 << 10
 	// maxStateBytes bounds each of before and after of an audit row; a larger one is replaced by its size.
 	maxStateBytes = 256 << 10
-	// MaxPage bounds a listing.
+	// MaxPage bounds a listing; one more row may be asked for, which tells whether there is another page.
 	MaxPage = 200
 )
 
@@ -90,7 +90,7 @@ type SubjectQuery struct {
 	Subject string
 	// After is the Cursor of the last event already seen; empty starts at the first.
 	After string
-	// Limit is at most MaxPage; 0 means MaxPage.
+	// Limit is at most MaxPage and one more; 0 means MaxPage.
 	Limit int
 }
 
@@ -113,10 +113,10 @@ func BySubject(ctx context.Context, tx db.Tx, q SubjectQuery) ([]Event, error) {
 }
 
 func page(limit int) int {
-	if limit <= 0 || limit > MaxPage {
+	if limit <= 0 {
 		return MaxPage
 	}
-	return limit
+	return min(limit, MaxPage+1)
 }
 
 // Cursor marks e's place in the listing of its subject.

@@ -5130,7 +5130,7 @@ type ListAppInstanceEventsParams struct {
 
 // GetAppInstanceLogsParams defines parameters for GetAppInstanceLogs.
 type GetAppInstanceLogsParams struct {
-	// MemberID Absent means the first member
+	// MemberID Absent means the first member that is not removed
 	MemberID ID `form:"member_id,omitempty" json:"member_id,omitempty,omitzero"`
 
 	// Service Absent means the first service

@@ -23,7 +23,7 @@ func (s *Server) ListUsage(ctx context.Context, r ListUsageRequestObject) (ListU
 	return ListUsage200JSONResponse{Items: views(page.Items, usageView), NextCursor: page.Next}, err
 }
 
-// hourlyWindow is how far back hours are listed where the caller does not say.
+// hourlyWindow is how far back hours are listed from `to`, or from now, where the caller does not say.
 const hourlyWindow = 31 * 24 * time.Hour
 
 // ListHourlyUsage lists usage by hours, the newest first.
@@ -36,7 +36,10 @@ func (s *Server) ListHourlyUsage(ctx context.Context,
 		return nil, err
 	}
 	if f.From.IsZero() {
-		f.From = metaFrom(ctx).Now.Add(-hourlyWindow)
+		f.From = f.To.Add(-hourlyWindow)
+		if f.To.IsZero() {
+			f.From = metaFrom(ctx).Now.Add(-hourlyWindow)
+		}
 	}
 	f.Before, f.AppInstanceID, f.Meter = q.Cursor, q.AppInstanceID, q.Meter
 	f.OrgID, f.ProjectID = q.OrgID, q.ProjectID

@@ -116,6 +116,13 @@ func TestBillFromPriceToPosting(t *testing.T) {
 	}
 	require.Len(t, h.must(t, h.admin, "GET", "/billing/ledger?org_id="+orgID, "", "", 200).body["items"], 3)
 	h.must(t, boss, "GET", "/admin/prices", "", "", 200)
+
+	then := h.clock().Add(time.Hour)
+	h.wait(2 * hourlyWindow)
+	path := "/billing/usage/hourly?org_id=" + orgID
+	require.Empty(t, h.must(t, h.admin, "GET", path, "", "", 200).body["items"])
+	old := h.must(t, h.admin, "GET", path+"&to="+then.Format(time.RFC3339), "", "", 200)
+	require.Equal(t, hours.body["items"], old.body["items"], "the days before the end that was asked for")
 }
 
 func TestServiceAccountSeesTheUsageOfItsProjectOnly(t *testing.T) {

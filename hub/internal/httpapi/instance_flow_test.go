@@ -374,6 +374,46 @@ func TestActionsOnAnInstanceOverREST(t *testing.T) {
 	require.Contains(t, events.raw, "apps.instance.stop_requested")
 }
 
+// A page of events holds as many as were asked for, up to the contract's limit.
+func TestAPageOfEventsIsFull(t *testing.T) {
+	s := &theater{house: newHouse(t)}
+	orgID, projectID, boss := s.tenant(t, "acme")
+	s.open(t)
+	allocation := s.must(t, boss, "POST", "/projects/"+projectID+"/allocations", "k1", sliceBody, 201).text("id")
+	i := s.instance(t, orgID, projectID, allocation)
+	s.tx(t, func(ctx context.Context, tx db.Tx) error {
+		for n := range maxPage {
+			if err := event.Append(ctx, tx, event.Event{
+				Type: "apps.instance.changed", Subject: i.ID, OrgID: orgID, ResourceVersion: int64(100 + n), At: s.clock(),
+			}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	path := fmt.Sprintf("/projects/%s/app-instances/%s/events?limit=%d", projectID, i.ID, maxPage)
+	first := s.must(t, boss, "GET", path, "", "", 200)
+	require.Len(t, items(first), maxPage)
+	rest := s.must(t, boss, "GET", path+"&cursor="+first.text("next_cursor"), "", "", 200)
+	require.NotEmpty(t, items(rest))
+	require.Empty(t, rest.text("next_cursor"))
+}
+
+func TestTheFirstMemberIsOneThatIsThere(t *testing.T) {
+	i := instance.Instance{Members: []instance.Member{{ID: "a"}, {ID: "b"}, {ID: "c"}}}
+	i.Members[0].Gone = true
+	m, err := memberOf(i, "", "/member_id")
+	require.NoError(t, err)
+	require.Equal(t, "b", m.ID)
+	_, err = memberOf(i, "a", "/member_id")
+	require.True(t, fault.Is(err, fault.Conflict), "%v", err)
+	_, err = memberOf(i, "d", "/member_id")
+	require.True(t, fault.Is(err, fault.Unprocessable), "%v", err)
+	i.Members = i.Members[:1]
+	_, err = memberOf(i, "", "/member_id")
+	require.True(t, fault.Is(err, fault.Conflict), "%v", err)
+}
+
 // TestLaw10AnotherOrgsInstanceAnswersLikeAnAbsentOne: on every operation, byte for byte, whichever project is named.
 func TestLaw10AnotherOrgsInstanceAnswersLikeAnAbsentOne(t *testing.T) {
 	s := &theater{house: newHouse(t)}

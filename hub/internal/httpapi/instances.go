@@ -155,7 +155,7 @@ func (s *Server) ChangeAppInstance(ctx context.Context,
 func (s *Server) ListAppInstanceEvents(ctx context.Context,
 	r ListAppInstanceEventsRequestObject,
 ) (ListAppInstanceEventsResponseObject, error) {
-	items, next, err := page(r.Params.Cursor, min(r.Params.Limit, event.MaxPage-1),
+	items, next, err := page(r.Params.Cursor, r.Params.Limit,
 		func(p db.Page) ([]event.Event, error) {
 			return s.Queries.InstanceEvents(ctx, principalOf(ctx), r.ProjectID, r.AppInstanceID, p)
 		}, event.Event.Cursor)
@@ -216,18 +216,22 @@ func (s *Server) mayReadLogs(ctx context.Context, again func(context.Context) (i
 	return s.Queries.CheckLogs(ctx, p, projectID)
 }
 
-// memberOf returns the named member, or the first one; pointer is where the request names it. A removed member has
-// nothing to show.
+// memberOf returns the named member, or the first one that is not removed; pointer is where the request names it. A
+// removed member has nothing to show.
 func memberOf(i instance.Instance, id, pointer string) (instance.Member, error) {
+	removed := false
 	for _, m := range i.Members {
 		if id != "" && m.ID != id {
 			continue
 		}
-		if m.Gone {
-			return instance.Member{}, fault.New(fault.Conflict, codeMemberRemoved, "The instance was removed from its node, "+
-				"with its containers and logs.", nil)
+		if !m.Gone {
+			return m, nil
 		}
-		return m, nil
+		removed = true
+	}
+	if removed {
+		return instance.Member{}, fault.New(fault.Conflict, codeMemberRemoved, "The instance was removed from its node, "+
+			"with its containers and logs.", nil)
 	}
 	return instance.Member{}, fault.New(fault.Unprocessable, codeMemberUnknown, "The instance has no such member.",
 		nil).WithField(pointer, "names no member of the instance")
