@@ -132,14 +132,20 @@ func execUser(root, who string) (*mobyuser.ExecUser, error) {
 	return found, nil
 }
 
-// readUserFile reads the beginning of a file; a missing file counts as empty.
+// readUserFile reads the beginning of a file; a missing file counts as empty. It opens nothing but a regular file: a
+// named pipe would block it for ever, and a device would be opened with the host's rights.
 func readUserFile(image *os.Root, name string) ([]byte, error) {
-	f, err := image.Open(name)
-	if errors.Is(err, fs.ErrNotExist) {
+	unreadable := badSpec("The image's /" + name + " cannot be read.")
+	info, err := image.Stat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil
+	case err != nil || !info.Mode().IsRegular():
+		return nil, unreadable
 	}
+	f, err := image.Open(name)
 	if err != nil {
-		return nil, badSpec("The image's /" + name + " cannot be read.")
+		return nil, unreadable
 	}
 	defer func() { _ = f.Close() }()
 	return io.ReadAll(io.LimitReader(f, maxUserFileBytes))
