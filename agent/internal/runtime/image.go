@@ -28,6 +28,9 @@ const (
 	pullTimeout       = 60 * time.Minute
 	pullDialTimeout   = 15 * time.Second
 	pullHeaderTimeout = 30 * time.Second
+	// maxDocumentBytes bounds the manifest and the configuration of an image. The OCI distribution specification asks of
+	// registries that they take manifests of this size.
+	maxDocumentBytes = 4 << 20
 	// leaseDuration ends the lease of a pull that a crash of the agent interrupted.
 	leaseDuration = 2 * pullTimeout
 	// unpackedFactor is how much larger than its compressed layers an image is assumed to be when free space is checked

@@ -24,9 +24,11 @@ import (
 const (
 	// freePart is the part of the file system that CollectImages keeps free.
 	freePart = 7
-	// unpackReservePart and unpackReserveBytes are what unpacking leaves free, the smaller of both.
+	// unpackReservePart and unpackReserveBytes are what unpacking leaves free of the disk, the smaller of both.
 	unpackReservePart  = 20
 	unpackReserveBytes = 2 << 30
+	// unpackReserveFiles does the same for inodes: empty files take no other space.
+	unpackReserveFiles = 64 << 10
 	// unpackRatio is how much larger than its compressed layers an image may be.
 	unpackRatio = 16
 	// DefaultMinUnpackBytes is the default of Config.MinUnpackBytes.
@@ -101,6 +103,9 @@ func (u *unpacking) check(ctx context.Context) error {
 	reserve := min(now.Blocks/unpackReservePart, unpackReserveBytes/uint64(now.Bsize))
 	if now.Bavail < reserve && now.Bavail < u.before.Bavail {
 		return &spaceMissingError{int64(2*reserve) * now.Bsize}
+	}
+	if now.Ffree < min(now.Files/unpackReservePart, unpackReserveFiles) && now.Ffree < u.before.Ffree {
+		return fmt.Errorf("the image has more files than the file system has inodes for: %w", unix.ENOSPC)
 	}
 	if int64(u.before.Bfree)-int64(now.Bfree) < u.limit()/now.Bsize {
 		return nil // this image does not need too much

@@ -128,7 +128,6 @@ func (u *unpacking) stageMissing(ctx context.Context, chain []digest.Digest) ([]
 	for i := len(chain) - 1; i >= 0; i-- {
 		l := &imageLayer{desc: u.layers[i], committed: make(chan struct{})}
 		l.name = u.r.rootfs.snapshotName(chain[i].String())
-		l.desc.URLs = nil // the node asks no host but the registry
 		if i > 0 {
 			l.parent = u.r.rootfs.snapshotName(chain[i-1].String())
 		}

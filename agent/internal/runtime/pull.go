@@ -60,10 +60,16 @@ func (u *unpacking) pull(ctx context.Context, ref ImageRef, creds Credentials,
 }
 
 // sizeGuard checks the sizes that a manifest declares before any layer is fetched. The sizes are binding: a layer
-// that is longer or shorter fails its digest.
+// that is longer or shorter fails its digest. All but layers is read into memory.
 func (u *unpacking) sizeGuard(next images.Handler) images.Handler {
 	return images.HandlerFunc(func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+		if !images.IsLayerType(desc.MediaType) && desc.Size > maxDocumentBytes {
+			return nil, errImageTooLarge
+		}
 		children, err := next.Handle(ctx, desc)
+		for i := range children {
+			children[i].URLs = nil // the node asks no host but the registry
+		}
 		if err != nil || !images.IsManifestType(desc.MediaType) {
 			return children, err
 		}
