@@ -327,6 +327,10 @@ func (m Manifest) checkSchemas(f *findings) {
 		if s.schema["additionalProperties"] != false {
 			f.hint(s.pointer+"/additionalProperties", "must be false", "a misspelt key would otherwise pass unnoticed")
 		}
+		if countSubschemas(s.schema) > maxSubschemas {
+			f.hint(s.pointer, fmt.Sprintf("has more than %d subschemas, its references written out", maxSubschemas),
+				"refer to fewer definitions, or to smaller ones")
+		}
 		if len(f.fields) > before {
 			continue
 		}
