@@ -5,12 +5,14 @@ package filecopy
 
 import (
 	"archive/tar"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -208,6 +210,8 @@ type unpacker struct {
 
 	root   *os.Root
 	report Report
+	// parent is the last directory that checkParent has found to be one.
+	parent string
 }
 
 func (u *unpacker) unpack(h *tar.Header, as string, content io.Reader) error {
@@ -219,7 +223,7 @@ func (u *unpacker) unpack(h *tar.Header, as string, content io.Reader) error {
 		_, below, _ := strings.Cut(name, "/")
 		name = path.Join(as, below)
 	}
-	if err := u.add(h.Size); err != nil {
+	if err := cmp.Or(u.add(h.Size), u.checkParent(name)); err != nil {
 		return err
 	}
 	mode := fs.FileMode(h.Mode).Perm()
@@ -243,6 +247,22 @@ func (u *unpacker) unpack(h *tar.Header, as string, content io.Reader) error {
 		return u.root.Chtimes(name, h.ModTime, h.ModTime)
 	}
 	u.report.Special++ // hard links as well: Pack makes none
+	return nil
+}
+
+// checkParent refuses a name below a symbolic link, which would lead elsewhere. A directory is never replaced by one.
+func (u *unpacker) checkParent(name string) error {
+	parent := path.Dir(name)
+	for dir := parent; dir != "." && dir != u.parent; dir = path.Dir(dir) {
+		info, err := u.root.Lstat(dir)
+		if err == nil && !info.IsDir() {
+			err = fmt.Errorf("%s: is no directory", dir)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	u.parent = parent
 	return nil
 }
 
@@ -274,8 +294,7 @@ func (u *unpacker) mkdir(name string, mode fs.FileMode) error {
 }
 
 func (u *unpacker) symlink(name, target string) error {
-	top, _, _ := strings.Cut(name, "/")
-	if to := path.Join(path.Dir(name), target); path.IsAbs(target) || to != top && !strings.HasPrefix(to, top+"/") {
+	if mayLeadOut(name, target) {
 		u.report.Links++
 		return nil
 	}
@@ -283,4 +302,17 @@ func (u *unpacker) symlink(name, target string) error {
 		return err
 	}
 	return u.root.Symlink(target, name)
+}
+
+// mayLeadOut reports whether a symbolic link may lead out of what is copied. None of the directories in its name is a
+// link, but one in its target may be: then ".." behind it is not where the target says.
+func mayLeadOut(name, target string) bool {
+	below := target
+	for up := true; up; {
+		below, up = strings.CutPrefix(below, "../")
+	}
+	top, _, _ := strings.Cut(name, "/")
+	to := path.Join(path.Dir(name), target)
+	return path.IsAbs(target) || below != ".." && slices.Contains(strings.Split(below, "/"), "..") ||
+		to != top && !strings.HasPrefix(to, top+"/")
 }

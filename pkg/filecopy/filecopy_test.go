@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -125,6 +126,46 @@ func TestLinksOfAStreamThatLeadOutAreNotMade(t *testing.T) {
 	names, err := filepath.Glob(dir + "/copy/*")
 	require.NoError(t, err)
 	require.Equal(t, []string{dir + "/copy/inside", dir + "/copy/round", dir + "/copy/top"}, names)
+}
+
+// Each of two links stays within what is copied, and one through the other does not.
+func TestLinksOfAStreamDoNotLeadOutTogether(t *testing.T) {
+	dirOf := func(name string) tar.Header { return tar.Header{Typeflag: tar.TypeDir, Name: name} }
+	file := func(name string) tar.Header { return tar.Header{Typeflag: tar.TypeReg, Name: name} }
+	link := func(name, target string) tar.Header {
+		return tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target}
+	}
+	for name, headers := range map[string][]tar.Header{
+		"through a link and up": {
+			dirOf("data/"), link("data/top", "."), link("data/out", "top/../beside"), file("data/out/victim"),
+		},
+		"up, through a link and up": {
+			dirOf("data/"), dirOf("data/d/"), link("data/d/up", ".."), link("data/d/out", "../d/up/../beside"),
+			file("data/d/out/victim"),
+		},
+		"up from below a link": {
+			dirOf("data/"), dirOf("data/d/"), dirOf("data/d/e/"), link("data/d/e/up", "../.."),
+			link("data/d/e/up/out", "../../../beside"), file("data/out/victim"),
+		},
+		"a directory below a link": {dirOf("data/"), link("data/top", "."), dirOf("data/top/d/")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			write(t, dir+"/beside/victim", "whole", 0o600)
+			_, err := filecopy.Unpack(openRoot(t, dir), "copy", archive(t, headers...))
+			require.Error(t, err)
+			text, err := os.ReadFile(dir + "/beside/victim")
+			require.NoError(t, err)
+			require.Equal(t, "whole", string(text))
+			require.NoError(t, filepath.WalkDir(dir+"/copy", func(path string, _ fs.DirEntry, err error) error {
+				require.NoError(t, err)
+				to, err := filepath.EvalSymlinks(path)
+				require.NoError(t, err)
+				require.True(t, strings.HasPrefix(to+"/", dir+"/copy/"), "%s leads to %s", path, to)
+				return nil
+			}))
+		})
+	}
 }
 
 func TestSpecialFilesOfAStreamAreNotMade(t *testing.T) {
