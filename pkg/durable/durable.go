@@ -9,33 +9,41 @@ import (
 	"path/filepath"
 )
 
-// Create writes a file that must not exist: otherwise its error is fs.ErrExist.
+// Create writes a file that must not exist: otherwise its error is fs.ErrExist. The file is there whole or not at all.
 func Create(path string, data []byte, mode fs.FileMode) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return SyncDir(filepath.Dir(path))
+	return write(path, data, mode, takeName)
 }
 
 // Replace writes a file in one step: a reader finds the old content or the new one.
 func Replace(path string, data []byte, mode fs.FileMode) error {
+	return write(path, data, mode, os.Rename)
+}
+
+// write writes a temporary file beside path, and rename gives it that name.
+func write(path string, data []byte, mode fs.FileMode, rename func(from, to string) error) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(data)
 	if err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
+		err = rename(f.Name(), path)
 	}
 	if err != nil {
 		return errors.Join(err, os.Remove(f.Name()))
 	}
 	return SyncDir(filepath.Dir(path))
+}
+
+// takeName renames a file to a name that must not be taken.
+func takeName(from, to string) error {
+	switch err := os.Link(from, to); {
+	case err == nil:
+		return os.Remove(from)
+	case errors.Is(err, fs.ErrExist):
+		return err
+	}
+	return os.Rename(from, to) // a file system without links, as on a USB stick; the name was free
 }
 
 // SyncDir syncs the names of a directory.

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/pkg/durable"
+	"github.com/gpuaas/gpuaas/pkg/durable/durabletest"
 )
 
 func TestCreateNeverOverwrites(t *testing.T) {
@@ -16,6 +17,24 @@ func TestCreateNeverOverwrites(t *testing.T) {
 	require.NoError(t, durable.Create(path, []byte("first"), 0o600))
 	require.ErrorIs(t, durable.Create(path, []byte("second"), 0o600), fs.ErrExist)
 	requireFile(t, path, "first", 0o600)
+	left, err := os.ReadDir(filepath.Dir(path))
+	require.NoError(t, err)
+	require.Len(t, left, 1, "the temporary file is gone")
+}
+
+// A full disk must not leave a part of a file, whose name would be taken for ever.
+func TestCreateThatFailsLeavesNoFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "key")
+	free := durabletest.FillDisk(t)
+	err := durable.Create(path, []byte("content"), 0o600)
+	free()
+	require.Error(t, err)
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
+	require.NoError(t, durable.Create(path, []byte("content"), 0o600))
+	requireFile(t, path, "content", 0o600)
 }
 
 func TestReplaceLeavesTheNewContentAlone(t *testing.T) {
