@@ -1,6 +1,10 @@
 package reconcile
 
 import (
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -52,4 +56,17 @@ func TestPausesOfAnIdleNodeEndTogether(t *testing.T) {
 			require.InDelta(t, pause, until, float64(slot/2))
 		}
 	}
+}
+
+// The status says whether an app is up, and an app may answer with more than a probe reads.
+func TestALongAnswerIsAnAnswer(t *testing.T) {
+	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		status, _ := strconv.Atoi(r.FormValue("status"))
+		w.WriteHeader(status)
+		_, _ = w.Write([]byte(strings.Repeat("x", 2*maxProbeBytes))) // in chunks, as its length is not known
+	}))
+	defer app.Close()
+	addr := app.Listener.Addr().String()
+	require.NoError(t, probeHTTP(t.Context(), addr, "/?status=200"))
+	require.ErrorContains(t, probeHTTP(t.Context(), addr, "/?status=500"), "HTTP status 500")
 }
