@@ -23,6 +23,8 @@ const (
 	// installLogLines and maxInstallLogBytes bound what the status of a failed installation quotes of its log.
 	installLogLines    = 12
 	maxInstallLogBytes = 1 << 10
+	// maxLogEndBytes is what of these lines is read into memory: no secret that is cut at its beginning is quoted.
+	maxLogEndBytes = 64 << 10
 	// maxReportedBytes bounds all requirements of a report together.
 	maxReportedBytes = 96 << 10
 )
@@ -195,12 +197,26 @@ func (r *Reconciler) installLog(ctx context.Context, w agent.Workload, runID str
 		return "its log cannot be read"
 	}
 	defer func() { _ = log.Close() }()
-	text, _ := io.ReadAll(log) // bounded by its lines; what was read is better than nothing
+	var end logEnd
+	_, _ = io.Copy(&end, log) // what was read is better than nothing
+	text := end.text
 	if index, err := r.index(w); err == nil {
 		text = index.redact(text)
 	}
 	text = bytes.TrimSpace(text)
 	return string(bytes.ToValidUTF8(text[max(0, len(text)-maxInstallLogBytes):], []byte("?")))
+}
+
+// logEnd keeps the end of a log, one of whose lines may be as long as the log.
+type logEnd struct{ text []byte }
+
+// Write implements io.Writer.
+func (e *logEnd) Write(p []byte) (int, error) {
+	e.text = append(e.text, p...)
+	if over := len(e.text) - maxLogEndBytes; over > 0 {
+		e.text = slices.Delete(e.text, 0, over)
+	}
+	return len(p), nil
 }
 
 // packageIndex is the secret of a project that says where pip finds packages.

@@ -1,0 +1,46 @@
+package reconcile
+
+import (
+	"context"
+	"io"
+	goruntime "runtime"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/agent"
+)
+
+// oneLine is the log of a program that ends no line before its last one.
+type oneLine struct {
+	bytes int64
+	last  string
+}
+
+func (oneLine) RotateLogs(context.Context) error { return nil }
+
+func (l oneLine) Logs(context.Context, string, int, bool) (io.ReadCloser, error) {
+	return io.NopCloser(io.MultiReader(io.LimitReader(blanks{}, l.bytes), strings.NewReader("\n"+l.last+"\n"))), nil
+}
+
+type blanks struct{}
+
+func (blanks) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = '.'
+	}
+	return len(p), nil
+}
+
+// Twelve lines of a log may be all of it, and a package's own build writes them.
+func TestTheLogOfAnInstallationIsNotReadIntoMemory(t *testing.T) {
+	r := &Reconciler{machine: Machine{Logs: oneLine{bytes: 64 << 20, last: "no matching distribution"}}}
+	var before, after goruntime.MemStats
+	goruntime.ReadMemStats(&before)
+	quoted := r.installLog(t.Context(), agent.Workload{}, "m1.1")
+	goruntime.ReadMemStats(&after)
+	require.True(t, strings.HasSuffix(quoted, ".\nno matching distribution"))
+	require.Len(t, quoted, maxInstallLogBytes)
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(4<<20))
+}
