@@ -374,10 +374,11 @@ func (v *Volumes) each(ctx context.Context, memberID string, do func(id string, 
 				return err
 			}
 			defer unlock()
+			if _, err := os.Lstat(v.path(id)); errors.Is(err, fs.ErrNotExist) {
+				return nil // deleted meanwhile
+			}
 			r, err := v.load(id)
 			switch {
-			case errors.Is(err, fs.ErrNotExist): // deleted meanwhile
-				return nil
 			case strings.HasPrefix(id, memberID+"."):
 				return do(id, r) // its own, whether or not its record can be read
 			case err != nil: // one of another member, or of a project
@@ -393,9 +394,10 @@ func (v *Volumes) each(ctx context.Context, memberID string, do func(id string, 
 	return errors.Join(errs...)
 }
 
-// delete removes a volume that nothing uses, with its snapshots. It is gone once its directory has another name.
+// delete removes a volume that nothing uses, with its snapshots. It is gone once its directory has another name. A
+// repair of the disk may have taken its image away.
 func (v *Volumes) delete(ctx context.Context, id string) error {
-	if err := v.quiesce(ctx, id); err != nil {
+	if err := v.quiesce(ctx, id); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return failed("delete", err)
 	}
 	gone := v.path(deletedPrefix + id)

@@ -333,6 +333,22 @@ func TestRemovalOfAMemberTakesWhatWasInterrupted(t *testing.T) {
 	require.DirExists(t, filepath.Join(f.cfg.Dir, ".new-m10.data"))
 }
 
+// A repair of the node's disk may take any file away.
+func TestRemovalOfAMemberTakesAVolumeThatLacksAFile(t *testing.T) {
+	for _, name := range []string{"data.img", "record.json"} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			f.prepare(use(1))
+			require.NoError(t, f.v.Detach(t.Context(), "m1"))
+			require.NoError(t, os.Remove(filepath.Join(f.cfg.Dir, "m1.data", name)))
+			require.NoError(t, f.v.RemoveMember(t.Context(), "m1"))
+			left, err := f.v.Leftovers("m1")
+			require.NoError(t, err)
+			require.Empty(t, left)
+		})
+	}
+}
+
 func TestADamagedRecordDelaysNoOtherMember(t *testing.T) {
 	f := newFixture(t)
 	f.prepare(use(1))
