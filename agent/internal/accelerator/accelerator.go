@@ -107,7 +107,7 @@ func New(cfg Config) *Inventory {
 		timeout: cfg.Timeout, place: make(chan struct{}, 1), resetProgram: cfg.ResetProgram,
 	}
 	amd := &amd{machine: machine{cfg.Root}}
-	i := &Inventory{cfg: cfg, ladder: loadLadder(cfg.LadderFile), sources: []*source{
+	i := &Inventory{cfg: cfg, ladder: loadLadder(cfg.LadderFile, time.Now()), sources: []*source{
 		{
 			vendor: protocol.VendorNVIDIA, scan: nvidia.scan, edits: nvidia.edits, reset: nvidia.reset,
 			condition: protocol.ConditionNVIDIAUnresponsive, scanned: make(chan struct{}),

@@ -34,6 +34,19 @@ type rung struct {
 	RetryAt    time.Time `json:"retry_at,omitzero"`
 }
 
+// until is a rung that an earlier agent has kept: times after now are of a clock that was set back since, and the
+// accelerator would be out of use until they come again.
+func (r rung) until(now time.Time) rung {
+	for at, latest := range map[*time.Time]time.Time{
+		&r.Since: now, &r.FirstReset: now, &r.RetryAt: now.Add(resetRetry),
+	} {
+		if at.After(latest) {
+			*at = latest
+		}
+	}
+	return r
+}
+
 // after is the rung after a message of the driver.
 func (r rung) after(s signal, now time.Time) rung {
 	if r.Health == protocol.HealthQuarantined {

@@ -276,13 +276,16 @@ func (i *Inventory) save(ctx context.Context) {
 	}
 }
 
-func loadLadder(file string) ladder {
+func loadLadder(file string, now time.Time) ladder {
 	var l ladder
 	if raw, err := os.ReadFile(file); err != nil || json.Unmarshal(raw, &l) != nil {
 		l = ladder{} // none yet, or not this agent's
 	}
 	if l.Rungs == nil {
 		l.Rungs = map[string]rung{}
+	}
+	for id, r := range l.Rungs {
+		l.Rungs[id] = r.until(now)
 	}
 	l.ids, l.underWay, l.hotAt = map[string]string{}, map[string]bool{}, map[string]time.Time{}
 	return l

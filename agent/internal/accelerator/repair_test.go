@@ -146,3 +146,19 @@ func TestAnAMDGPUThatItsDriverResetsReturns(t *testing.T) {
 	kernelWrites(t, root, 3, "amdgpu 0000:03:00.0: amdgpu: GPU reset end with ret = -19")
 	await(t, i, func() bool { return i.State(id) == agent.AcceleratorQuarantined })
 }
+
+// The times on the ladder are the machine's, whose clock may be set back between two agents.
+func TestAClockThatIsSetBackKeepsNoAcceleratorOutOfUse(t *testing.T) {
+	root := unpack(t, "radeon")
+	cfg := accelerator.Config{
+		Root: root, Interval: 10 * time.Millisecond, TestFor: 50 * time.Millisecond,
+		LadderFile: filepath.Join(t.TempDir(), "health.json"),
+	}
+	const id = "GPU-d20b5fe3917c4468"
+	ahead := time.Now().Add(24 * time.Hour).Format(time.RFC3339)
+	require.NoError(t, os.WriteFile(cfg.LadderFile, []byte(`{"rungs":{"`+id+`":{"health":"testing","since":"`+ahead+
+		`"}}}`), 0o600))
+	i := start(t, cfg)
+	i.SetUsed(nil)
+	await(t, i, func() bool { return health(i, id) == "ok " })
+}
