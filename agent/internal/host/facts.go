@@ -115,12 +115,17 @@ func number(text, key string) (uint64, error) {
 	return 0, fmt.Errorf("no %s", key)
 }
 
-// RuncConditions returns a condition for a runc version, as `runc --version` prints it, without the fixes of 1.2.8 and
-// 1.3.3. A version that cannot be read counts as old.
+// RuncConditions returns a condition for a runc version, as `runc --version` prints it, without the fixes of 1.2.8,
+// 1.3.3 and 1.4.0-rc.3. A version that cannot be read counts as old.
 func RuncConditions(version string) []string {
 	var major, minor, patch int
-	n, _ := fmt.Sscanf(strings.TrimPrefix(version, "v"), "%d.%d.%d", &major, &minor, &patch)
+	version = strings.TrimPrefix(version, "v")
+	n, _ := fmt.Sscanf(version, "%d.%d.%d", &major, &minor, &patch)
 	fixed := n == 3 && (major > 1 || major == 1 && (minor > 3 || minor == 3 && patch >= 3 || minor == 2 && patch >= 8))
+	candidate := 0
+	if n, _ := fmt.Sscanf(version, "1.4.0-rc.%d", &candidate); n == 1 {
+		fixed = candidate >= 3
+	}
 	if fixed {
 		return nil
 	}

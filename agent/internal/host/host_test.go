@@ -75,6 +75,7 @@ func TestAFactIsATextWhateverItsFileHolds(t *testing.T) {
 func TestOldRuncIsReported(t *testing.T) {
 	for version, old := range map[string]bool{
 		"1.1.5+ds1": true, "1.1.15": true, "1.2.7": true, "1.2.8": false, "1.3.0": true, "1.3.3": false, "1.4.0-rc.3": false,
+		"1.4.0-rc.1": true, "v1.4.0-rc.2+ds1": true, "1.4.0": false, "1.4.1": false,
 		"2.0.0": false, "": true, "x": true,
 	} {
 		require.Equal(t, old, len(host.RuncConditions(version)) == 1, version)
