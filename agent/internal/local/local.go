@@ -185,12 +185,15 @@ type Server struct {
 	Log  *slog.Logger
 }
 
-// Listen makes the socket with this mode. It replaces what is at the path: the caller holds the lock of the data
+// Listen makes the socket with this mode. It replaces a socket at the path: the caller holds the lock of the data
 // directory, so that no other agent listens there.
 func Listen(ctx context.Context, path string, mode os.FileMode) (net.Listener, error) {
 	//nolint:gosec // containers' files below the run directory need the way
 	if err := os.MkdirAll(filepath.Dir(path), 0o711); err != nil {
 		return nil, unusable(path, err)
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != os.ModeSocket {
+		return nil, unusable(path, errors.New("there is another file"))
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, unusable(path, err)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -368,4 +369,22 @@ func TestKeysOutlastTheRotationOfTheStatesKey(t *testing.T) {
 	lines, err = f.client.Keys(t.Context(), "ubuntu")
 	require.Error(t, err)
 	require.Empty(t, lines)
+}
+
+// A killed agent leaves its socket. Any other file at the path is there by mistake, and stays.
+func TestTheSocketReplacesNothingButASocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.sock")
+	require.NoError(t, os.WriteFile(path, []byte("whole"), 0o600))
+	_, err := local.Listen(t.Context(), path, 0o600)
+	require.EqualValues(t, "socket_unusable", fault.As(err).Code)
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, "whole", string(text))
+	require.NoError(t, os.Remove(path))
+	for range 2 {
+		l, err := local.Listen(t.Context(), path, 0o600)
+		require.NoError(t, err)
+		l.(*net.UnixListener).SetUnlinkOnClose(false)
+		require.NoError(t, l.Close())
+	}
 }
