@@ -136,6 +136,13 @@ func copyOut(file string) (left filecopy.Report, err error) {
 	if info.Mode().Type() == fs.ModeSymlink {
 		return left, fmt.Errorf("%s is a symbolic link; name what it leads to", file)
 	}
+	if info.IsDir() {
+		whole, err := openDir(file) // it may be the root of a file system of the kernel
+		if err != nil {
+			return left, err
+		}
+		_ = whole.Close()
+	}
 	return filecopy.Pack(dir, path.Base(file), os.Stdout)
 }
 
