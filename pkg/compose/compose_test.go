@@ -135,6 +135,28 @@ volumes:
 	require.EqualValues(t, 2049, s.Volumes[0].SizeMiB.Default)
 }
 
+// Compose keeps cores as 32-bit numbers, in which 0.1 is a bit more than it is.
+func TestCoresAreWhatTheFileSays(t *testing.T) {
+	for cores, millis := range map[string]uint64{
+		"0.1": 100, "0.3": 300, "0.57": 570, "1.1": 1100, "2.3": 2300, "63.9": 63_900, "0.1001": 101, "0.0001": 1,
+	} {
+		out, err := compose.Convert(t.Context(), []byte(`services:
+  app:
+    image: org/acme/corpus/app@sha256:`+strings.Repeat("a", 64)+`
+    cpus: `+cores+`
+  helper:
+    image: org/acme/corpus/app@sha256:`+strings.Repeat("a", 64)+`
+    deploy: {resources: {limits: {cpus: "`+cores+`"}}}
+`), compose.Options{Slug: "corpus", Version: "1.0.0", Main: "app"})
+		require.NoError(t, err, cores)
+		m, err := manifest.Parse(out)
+		require.NoError(t, err)
+		for _, s := range m.Version.RuntimeProfile.Services {
+			require.Equal(t, millis, s.Resources.CPUMillis.Default, "%s of %s", cores, s.Name)
+		}
+	}
+}
+
 // The file of the machine that converts is not asked: an environment variable changes nothing.
 func TestNothingIsTakenFromTheEnvironment(t *testing.T) {
 	t.Setenv("COMPOSE_PROJECT_NAME", "other")

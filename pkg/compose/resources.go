@@ -17,6 +17,13 @@ func mapKeys[K comparable, V any](m map[K]V) iter.Seq[K] { return maps.Keys(m) }
 // mebibytes rounds up: an app never gets less than its file says.
 func mebibytes(n types.UnitBytes) uint64 { return uint64(max(0, (int64(n)+1<<20-1)>>20)) }
 
+// cpuMillis rounds up, too. Compose keeps cores in 32 bits: what the file says is the shortest number with that value.
+func cpuMillis(cores types.NanoCPUs) uint64 {
+	const tolerance = 1e-6 // of the multiplication
+	written, _ := strconv.ParseFloat(strconv.FormatFloat(float64(cores), 'g', -1, 32), 64)
+	return uint64(math.Ceil(written*1000 - tolerance))
+}
+
 // resources takes the limits of a service as its default and most, and the reservations as the least that a tenant may
 // choose for the main service.
 func (c *converter) resources(name string, s types.ServiceConfig, main bool) manifest.Resources {
@@ -24,7 +31,6 @@ func (c *converter) resources(name string, s types.ServiceConfig, main bool) man
 	if s.Deploy != nil {
 		limits, reserved = orNone(s.Deploy.Resources.Limits), orNone(s.Deploy.Resources.Reservations)
 	}
-	cpuMillis := func(n types.NanoCPUs) uint64 { return uint64(math.Ceil(float64(n) * 1000)) }
 	out := manifest.Resources{
 		CPUMillis: bounds(cpuMillis(reserved.NanoCPUs), cpuMillis(cmp.Or(limits.NanoCPUs, types.NanoCPUs(s.CPUS))),
 			sizes{least: 100, main: 1000, mainMost: 64_000, beside: 500}, main),
