@@ -287,7 +287,7 @@ func (s *Store) AcceptPart(raw []byte) error {
 			continue
 		}
 		w := &protocol.Workload{}
-		if err := proto.Unmarshal(raw, w); err != nil {
+		if err := protocol.Unmarshal(raw, w); err != nil {
 			return &protocol.RefusalError{Reason: protocol.Nack_MALFORMED, Detail: "a part cannot be read", Err: err}
 		}
 		if w.GetId() != ref.GetId() || w.GetFallback().GetFallback() != nil {

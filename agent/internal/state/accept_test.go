@@ -190,3 +190,18 @@ func TestBundleOnlySucceeds(t *testing.T) {
 	require.EqualValues(t, 2, s.Bundle().Version())
 	require.Error(t, s.InitBundle(protocol.Bundle{}))
 }
+
+// A part that comes later is bounded like one that comes with its state: the next start reads both the same way.
+func TestAPartOfTooManyElementsIsRefusedWheneverItComes(t *testing.T) {
+	m := newMesh(t)
+	s := open(t, t.TempDir(), m)
+	large := workload("a", 1)
+	large.Services = []*protocol.Service{{Env: make([]*protocol.EnvVar, protocol.MaxElements)}}
+	for i := range large.Services[0].Env {
+		large.Services[0].Env[i] = &protocol.EnvVar{}
+	}
+	v, parts := m.desired(1, large)
+	require.ErrorIs(t, s.AcceptState(v, parts), protocol.ErrTooManyElements)
+	require.NoError(t, s.AcceptState(v, nil))
+	require.ErrorIs(t, s.AcceptPart(parts[0]), protocol.ErrTooManyElements)
+}

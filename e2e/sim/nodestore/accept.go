@@ -88,7 +88,7 @@ func (s *Store) AcceptPart(raw []byte) error {
 			continue
 		}
 		w := &protocol.Workload{}
-		if proto.Unmarshal(raw, w) != nil || w.GetId() != ref.GetId() {
+		if protocol.Unmarshal(raw, w) != nil || w.GetId() != ref.GetId() {
 			return protocol.Refuse(protocol.Nack_MALFORMED, "not the workload that its reference names")
 		}
 		s.keepPart(sum, w)
