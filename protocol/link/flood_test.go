@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/protocol/link"
+	"github.com/gpuaas/gpuaas/protocol/link/admission"
 )
 
 // forged is a datagram in the form of a connection's first; its sender cannot answer what follows.
@@ -63,7 +64,7 @@ func TestNodesAreAdmittedWhileForgedPacketsComeInFromManyAddresses(t *testing.T)
 func TestSilentConnectionsOfOneNodeDoNotKeepAnotherOut(t *testing.T) {
 	s := newSetup(t)
 	ctx := deadline(t)
-	const silent = 32
+	silent := admission.Slots() + 2*link.MaxPendingConns // more than there are goroutines that accept connections
 	var nodes []*link.Conn
 	for range silent {
 		node, err := link.Dial(ctx, s.addr(), s.node, nil)
@@ -74,7 +75,11 @@ func TestSilentConnectionsOfOneNodeDoNotKeepAnotherOut(t *testing.T) {
 			require.NoError(t, err)
 			continue
 		}
-		<-node.Done()
+		select {
+		case <-node.Done():
+		case <-ctx.Done():
+			require.FailNow(t, "a connection beyond the limit stays open")
+		}
 		code, _ := link.CloseCode(node.Err())
 		require.Equal(t, link.CodeUnavailable, code)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/agent/internal/local"
+	"github.com/gpuaas/gpuaas/pkg/durable/durabletest"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -86,4 +87,20 @@ func TestLaw15AnAlteredCopyOfTheOwnersPolicyDoesNotCount(t *testing.T) {
 	require.NoError(t, os.WriteFile(kept, []byte("closed: false\n"), 0o600))
 	_, err = local.OpenPolicy(path, kept, []byte("key"))
 	require.EqualValues(t, "policy_invalid", fault.As(err).Code, "without a code")
+}
+
+// A node starts on a full disk, by the owner's file alone: the agent's copy of it may not be there yet.
+func TestLaw15TheOwnersPolicyCountsWhereItCannotBeCopied(t *testing.T) {
+	dir := t.TempDir()
+	path, kept := filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "kept")
+	require.NoError(t, os.WriteFile(path, []byte("closed: true"), 0o600))
+	free := durabletest.FillDisk(t)
+	p, err := local.OpenPolicy(path, kept, []byte("key"))
+	free()
+	require.NoError(t, err)
+	require.NoFileExists(t, kept)
+	rules, err := p.Read()
+	require.NoError(t, err)
+	require.True(t, rules.Closed)
+	require.FileExists(t, kept, "it is copied once there is room")
 }

@@ -51,6 +51,11 @@ func TestProjectVolumeOutlivesItsMembersAndHasOneWriter(t *testing.T) {
 	stranger.ProjectID = "p2"
 	_, err = f.v.Prepare(t.Context(), stranger)
 	require.True(t, fault.Is(err, fault.Forbidden))
+	f.prepare(use(1))
+	stranger = usesProject("m9", "m1.data", true)
+	stranger.ProjectID = ""
+	_, err = f.v.Prepare(t.Context(), stranger)
+	require.True(t, fault.Is(err, fault.Forbidden), "a volume of an instance is no project's, not even of none")
 
 	deleted := project("v1")
 	deleted.Deleted = true
