@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -21,6 +22,8 @@ func TestNobodyWaitsForAnothersQuestion(t *testing.T) {
 		w.WriteHeader(http.StatusInternalServerError)
 	}))
 	defer hangs.Close()
+	let := sync.OnceFunc(func() { close(answer) })
+	defer let() // the server waits for its handlers
 	p := New(Config{Issuer: hangs.URL})
 	first := make(chan error)
 	go func() {
@@ -37,7 +40,7 @@ func TestNobodyWaitsForAnothersQuestion(t *testing.T) {
 		t.Fatalf("the second waited for the first: %v", err)
 	default:
 	}
-	close(answer)
+	let()
 	require.True(t, fault.Is(<-first, fault.Unavailable))
 }
 
