@@ -136,13 +136,22 @@ func (f EventFilter) wantsType(t string) bool {
 
 // MaySee reports whether the caller may see an event.
 func (r *EventReader) MaySee(e event.Event) bool {
-	s := eventScope{permissionOfEvent(e.Type), e.OrgID, e.ProjectID}
+	s := eventScope{permissionOf(e), e.OrgID, e.ProjectID}
 	may, known := r.may[s]
 	if !known {
 		may = s.permission != "" && iam.Authorize(r.caller, s.permission, s.orgID, s.projectID) == nil
 		r.may[s] = may
 	}
 	return may
+}
+
+// permissionOf is what a caller needs to see an event. People of no org are for platform admins alone: what belongs to
+// the platform is in every org, and the permission to read an org's users would reach them.
+func permissionOf(e event.Event) iam.Permission {
+	if e.OrgID == "" && strings.HasPrefix(e.Type, "iam.") {
+		return iam.UserWrite
+	}
+	return permissionOfEvent(e.Type)
 }
 
 // permissionOfEvent is what a caller needs to see events of a type: to read the resource that they are of. Nobody sees

@@ -34,3 +34,22 @@ func TestEventsOfPeopleAndCredentialsNeedMoreThanToReadTheOrg(t *testing.T) {
 		}
 	}
 }
+
+// Law 10: a user of no org is the platform's own, and not one of every org.
+func TestLaw10EventsOfUsersOfNoOrgAreForPlatformAdminsAlone(t *testing.T) {
+	admin := iam.Principal{
+		Type: principal.User, ID: db.NewID(), OrgID: db.NewID(), Bindings: []iam.Binding{{Role: iam.OrgAdmin}},
+	}
+	require.NoError(t, iam.Authorize(admin, iam.UserRead, "", ""), "what belongs to the platform is in every org")
+	platform := iam.Principal{Type: principal.User, ID: db.NewID(), PlatformAdmin: true}
+	r := &EventReader{}
+	for _, of := range event.Types() {
+		if !strings.HasPrefix(of, "iam.") {
+			continue
+		}
+		r.Replace(admin)
+		require.False(t, r.MaySee(event.Event{Type: of}), of)
+		r.Replace(platform)
+		require.True(t, r.MaySee(event.Event{Type: of}), of)
+	}
+}
