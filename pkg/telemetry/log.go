@@ -93,8 +93,8 @@ func redactAny(v any, clean func(string) string) slog.Value {
 	return slog.StringValue(clean(fmt.Sprintf("%+v", v)))
 }
 
-// cleaner finds secrets inside texts: our user and join tokens, secrets of webhooks, JSON Web Tokens, private keys,
-// passwords in URLs and bearer headers.
+// cleaner finds secrets inside texts: our join tokens, those of users, sessions, invitations and wrapped secrets,
+// secrets of webhooks, JSON Web Tokens, private keys, passwords in URLs and bearer headers.
 func cleaner() func(string) string {
 	type rule struct {
 		// mark is cheap to search; most texts have none.
@@ -104,7 +104,7 @@ func cleaner() func(string) string {
 	}
 	rules := []rule{
 		{"gpuaas-join-", regexp.MustCompile(`gpuaas-join-[A-Za-z0-9_-]+`), Redacted},
-		{"gpuaas_ut_", regexp.MustCompile(`gpuaas_ut_[A-Za-z0-9_-]+`), Redacted},
+		{"gpuaas_", regexp.MustCompile(`gpuaas_(ut|rt|it|wrap)_[A-Za-z0-9_-]+`), Redacted},
 		{"whsec_", regexp.MustCompile(`whsec_[A-Za-z0-9+/=_-]+`), Redacted},
 		{"eyJ", regexp.MustCompile(`eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*`), Redacted},
 		{
