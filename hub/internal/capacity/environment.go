@@ -168,6 +168,11 @@ func RemoveEnvironment(ctx context.Context, tx db.Tx, projectID, nodeID, digest 
 		projectID, nodeID, digest)
 }
 
+// ForgetEnvironments forgets all environments of a node that is gone for good: it removes none any more.
+func ForgetEnvironments(ctx context.Context, tx db.Tx, nodeID string) error {
+	return tx.Queue(ctx, `DELETE FROM environments WHERE node_id = $1`, nodeID)
+}
+
 func scanEnvironment(row pgx.CollectableRow) (Environment, error) {
 	e := Environment{InstalledEnvironment: &protocol.InstalledEnvironment{}}
 	var description []byte

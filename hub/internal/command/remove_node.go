@@ -38,6 +38,9 @@ func (s *Service) RemoveNode(ctx context.Context, m Meta, nodeID string, in Remo
 		if err := empty(ctx, tx, nodeID); err != nil {
 			return before, false, err
 		}
+		if err := capacity.ForgetEnvironments(ctx, tx, nodeID); err != nil {
+			return before, false, err
+		}
 		// A state that was compiled before must not be saved after it; a lost node that comes back is to hold nothing.
 		if err := fleet.BumpIntent(ctx, tx, nodeID); err != nil {
 			return before, false, err

@@ -2,6 +2,7 @@ package command_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -140,6 +141,36 @@ func TestANodeIsRemovedWhenItIsDrainedEmptyAndOwesNothing(t *testing.T) {
 		require.EqualValues(t, "node_removed", fault.As(err).Code)
 		return nil
 	})
+}
+
+// What a node kept for a project is gone with it: the project could not have it removed any more.
+func TestEnvironmentsGoWithTheirNode(t *testing.T) {
+	for _, in := range []command.RemoveNodeInput{{}, {Lost: true}} {
+		w := newWorld(t)
+		a := w.Allocation()
+		w.Tx(func(ctx context.Context, tx db.Tx) error {
+			return capacity.ApplyEnvironments(ctx, tx, map[string][]*protocol.InstalledEnvironment{
+				w.Node: {{ProjectId: w.Project.ID, Digest: strings.Repeat("a", 64)}},
+			})
+		})
+		listed := func() (out []capacity.Environment) {
+			w.Tx(func(ctx context.Context, tx db.Tx) (err error) {
+				out, err = capacity.Environments(ctx, tx, w.Project.ID, db.Page{Limit: 10})
+				return err
+			})
+			return out
+		}
+		require.Len(t, listed(), 1)
+		if in.Lost {
+			w.silent()
+		} else {
+			w.drained()
+			_, err := (&command.Service{DB: w.DB}).ReleaseAllocation(t.Context(), w.Meta("release"), w.Project.ID, a.ID)
+			require.NoError(t, err)
+		}
+		require.NoError(t, w.removeNode(in))
+		require.Empty(t, listed())
+	}
 }
 
 func TestANodeInContactIsNotLost(t *testing.T) {
