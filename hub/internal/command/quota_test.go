@@ -213,6 +213,13 @@ func TestReservedSlugsAreLimitedGivenBackAndTransferred(t *testing.T) {
 	admin.Now = m.Now
 	transfer := &command.Service{DB: w.DB}
 	require.True(t, fault.Is(second(transfer.TransferAppSlug(t.Context(), m, "vllm", other.OrgID)), fault.Forbidden))
+	broken := (&command.Service{DB: w.DB}).WithAround(func(tx db.Tx, body func(db.Tx) error) error {
+		return body(&commandtest.BreakingTx{Tx: tx, N: 1})
+	})
+	err := second(broken.TransferAppSlug(t.Context(), admin, "vllm", other.OrgID))
+	require.EqualValues(t, "internal", fault.As(err).Code, "a database that fails is not an org that does not exist")
+	require.EqualValues(t, "org_unknown",
+		fault.As(second(transfer.TransferAppSlug(t.Context(), admin, "vllm", db.NewID()))).Code)
 	moved, err := transfer.TransferAppSlug(t.Context(), admin, "vllm", other.OrgID)
 	require.NoError(t, err)
 	require.Equal(t, other.OrgID, moved.OrgID)

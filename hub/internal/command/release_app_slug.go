@@ -43,10 +43,13 @@ func (s *Service) TransferAppSlug(ctx context.Context, m Meta, slug, orgID strin
 
 func (m Meta) transferAppSlug(ctx context.Context, tx db.Tx, slug, orgID string) (catalog.Slug, error) {
 	if orgID != "" {
-		if _, err := iam.GetOrg(ctx, tx, orgID); err != nil {
-			return catalog.Slug{}, fault.New(fault.Unprocessable, codeOrgUnknown, "There is no such org.", err).WithField(
-				"/org_id",
-				"names no org").Permanent()
+		_, err := iam.GetOrg(ctx, tx, orgID)
+		if fault.Is(err, fault.NotFound) {
+			err = fault.New(fault.Unprocessable, codeOrgUnknown, "There is no such org.", err).
+				WithField("/org_id", "names no org").Permanent()
+		}
+		if err != nil {
+			return catalog.Slug{}, err
 		}
 	}
 	before, err := catalog.GetApp(ctx, tx, slug)
