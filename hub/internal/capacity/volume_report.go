@@ -85,10 +85,11 @@ func ApplyVolumes(ctx context.Context, tx db.Tx, nodeID string, reported []*prot
 			}
 			changes = append(changes, VolumeChange{Volume: after, Before: s.Status, Snapshot: &next})
 		}
-		for _, s := range unknownSnapshots(after, status[before.ID], known, now) {
-			if err := insertSnapshot(ctx, tx, s); err != nil {
-				return nil, err
-			}
+		lost, err := adoptSnapshots(ctx, tx, after, status[before.ID], known, now)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range lost {
 			changes = append(changes, VolumeChange{Volume: after, Snapshot: &s})
 		}
 	}
@@ -117,6 +118,28 @@ func knownSnapshots(ctx context.Context, tx db.Tx, reported []*protocol.VolumeSt
 	return known, err
 }
 
+// adoptSnapshots stores the snapshots that a node keeps of a volume and that the rows have lost. The volume gets no
+// more than it may have, whatever its node reports: its tenant pays for them.
+func adoptSnapshots(ctx context.Context, tx db.Tx, v Volume, reported *protocol.VolumeStatus, known map[string]bool,
+	now time.Time,
+) ([]Snapshot, error) {
+	lost := unknownSnapshots(v, reported, known, now)
+	if len(lost) == 0 {
+		return nil, nil
+	}
+	kept, err := ListSnapshots(ctx, tx, v.ID)
+	if err != nil {
+		return nil, err
+	}
+	lost = lost[:min(len(lost), max(protocol.MaxSnapshots-len(kept), 0))]
+	for _, s := range lost {
+		if err := insertSnapshot(ctx, tx, s); err != nil {
+			return nil, err
+		}
+	}
+	return lost, nil
+}
+
 // unknownSnapshots are those that a node keeps of a volume and that the rows have lost: they were taken after the
 // backup that the hub was restored from.
 func unknownSnapshots(v Volume, reported *protocol.VolumeStatus, known map[string]bool,
@@ -126,8 +149,7 @@ func unknownSnapshots(v Volume, reported *protocol.VolumeStatus, known map[strin
 		return nil
 	}
 	for _, s := range reported.GetSnapshots() {
-		if !db.IsID(s.GetId()) || known[s.GetId()] || s.GetStatus() != protocol.VolumeStatus_READY ||
-			len(lost) == protocol.MaxSnapshots {
+		if !db.IsID(s.GetId()) || known[s.GetId()] || s.GetStatus() != protocol.VolumeStatus_READY {
 			continue
 		}
 		known[s.GetId()] = true

@@ -261,46 +261,12 @@ func TestARestoreNeedsStoppedInstancesAndKeepsThemFromStarting(t *testing.T) {
 	require.NoError(t, restore())
 	_, err = w.Commands().StartInstance(t.Context(), w.Meta("start"), w.Project.ID, i.ID)
 	requireCode(t, "volume_status", err)
+	w.reportVolume(&protocol.VolumeStatus{Id: v.ID, Status: protocol.VolumeStatus_READY})
+	_, err = w.Commands().StartInstance(t.Context(), w.Meta("early"), w.Project.ID, i.ID)
+	requireCode(t, "volume_status", err)
 	w.reportVolume(&protocol.VolumeStatus{Id: v.ID, Status: protocol.VolumeStatus_READY, RestoreNo: 1})
 	_, err = w.Commands().StartInstance(t.Context(), w.Meta("start"), w.Project.ID, i.ID)
 	require.NoError(t, err)
-}
-
-// Law 16: a snapshot that was taken after the backup is listed again once the node has reported it, and can be
-// restored.
-func TestLaw16ASnapshotThatTheRowsHaveLostIsListedAgain(t *testing.T) {
-	w := newVolumeWorld(t)
-	v := w.volume("data")
-	lost := db.NewID()
-	kept := func(id string) *protocol.VolumeStatus {
-		return &protocol.VolumeStatus{
-			Id: v.ID, Status: protocol.VolumeStatus_READY, Snapshots: []*protocol.SnapshotStatus{
-				{Id: id, Status: protocol.VolumeStatus_READY, SizeBytes: 1 << 62},
-				{Id: id, Status: protocol.VolumeStatus_READY},
-				{Id: db.NewID(), Status: protocol.VolumeStatus_PENDING},
-				{Id: "../" + id, Status: protocol.VolumeStatus_READY},
-			},
-		}
-	}
-	for range 2 {
-		w.reportVolume(kept(lost))
-	}
-	var listed []capacity.Snapshot
-	w.Tx(func(ctx context.Context, tx db.Tx) (err error) {
-		listed, err = capacity.ListSnapshots(ctx, tx, v.ID)
-		return err
-	})
-	require.Len(t, listed, 1)
-	require.Equal(t, lost, listed[0].ID)
-	require.EqualValues(t, 64<<20, listed[0].SizeBytes, "no more than the volume")
-	require.Equal(t, 128<<20, w.Count(`SELECT volume_bytes FROM subjects WHERE id = $1`, v.ID))
-	require.Equal(t, 1, w.Count(`SELECT count(*) FROM recovery_findings
-		WHERE kind = 'volume_snapshot_unknown' AND resource_id = $1`, lost))
-	_, err := w.Commands().RestoreVolume(t.Context(), w.Meta("restore"), w.Project.ID, v.ID, lost)
-	require.NoError(t, err)
-	w.Exec(`UPDATE volume_snapshots SET status = 'deleted', deleted_at = now()`)
-	w.reportVolume(kept(lost))
-	require.Equal(t, 1, w.Count(`SELECT count(*) FROM volume_snapshots`), "a deleted one does not come back")
 }
 
 func TestVolumesCountInQuotaAndDisk(t *testing.T) {
