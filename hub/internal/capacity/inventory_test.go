@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -112,4 +113,25 @@ func TestAKnownAcceleratorIsUpdatedWhereNoOtherHasRoom(t *testing.T) {
 	require.Equal(t, known, all())
 	require.Equal(t, 1, w.count(`SELECT count(*) FROM accelerators WHERE id = 'GPU-0'
 		AND description::TEXT LIKE '%newer%'`))
+}
+
+// Law 10: a volume outlives the allocations of its org. A node that isolates weakly takes no other org beside it.
+func TestLaw10AVolumeKeepsOtherOrgsFromAWeaklyIsolatedNode(t *testing.T) {
+	w := newWorld(t)
+	w.cpu.OneOrg = true
+	require.NoError(t, w.try(func(ctx context.Context, tx db.Tx) error {
+		return capacity.CreateVolume(ctx, tx, capacity.Volume{
+			ID: db.NewID(), OrgID: w.org, ProjectID: w.project, NodeID: w.cpu.ID, Name: "data", SizeBytes: 64 << 20,
+			Status: capacity.VolumeReady, RequestedBy: principal.Actor{Type: principal.User, ID: "u"}, CorrelationID: "corr",
+			ResourceVersion: 1, CreatedAt: w.now(), UpdatedAt: w.now(),
+		}, 1<<30)
+	}))
+	allocate := func(orgID string) error {
+		_, err := w.create(func(n *capacity.NewAllocation) {
+			n.NodeID, n.CPUCores, n.MemoryMiB, n.OrgID = w.cpu.ID, 1, 1024, orgID
+		})
+		return err
+	}
+	require.Equal(t, "insufficient_capacity", code(allocate(db.NewID())))
+	require.NoError(t, allocate(w.org))
 }
