@@ -709,7 +709,8 @@ type ClientInterface interface {
 	//
 	// An event is shown to those who may read the resource that it is of. The rights of the caller are checked again
 	// while the stream is open; it ends with the credential, and after an hour in any case. 409 `events_expired` where
-	// events after the position are no longer kept. A comment every 15 seconds keeps idle connections open.
+	// events after the position are no longer kept. A stream that follows says where it is by an `id` without an
+	// event: at its beginning and after 15 seconds of silence, which keeps idle connections open.
 	//
 	// Corresponds with GET /events (the `StreamEvents` operationId).
 	StreamEvents(ctx context.Context, params *StreamEventsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -3399,7 +3400,8 @@ func (c *Client) GetWallet(ctx context.Context, params *GetWalletParams, reqEdit
 //
 // An event is shown to those who may read the resource that it is of. The rights of the caller are checked again
 // while the stream is open; it ends with the credential, and after an hour in any case. 409 `events_expired` where
-// events after the position are no longer kept. A comment every 15 seconds keeps idle connections open.
+// events after the position are no longer kept. A stream that follows says where it is by an `id` without an
+// event: at its beginning and after 15 seconds of silence, which keeps idle connections open.
 //
 // Corresponds with GET /events (the `StreamEvents` operationId).
 func (c *Client) StreamEvents(ctx context.Context, params *StreamEventsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -16054,7 +16056,8 @@ type ClientWithResponsesInterface interface {
 	//
 	// An event is shown to those who may read the resource that it is of. The rights of the caller are checked again
 	// while the stream is open; it ends with the credential, and after an hour in any case. 409 `events_expired` where
-	// events after the position are no longer kept. A comment every 15 seconds keeps idle connections open.
+	// events after the position are no longer kept. A stream that follows says where it is by an `id` without an
+	// event: at its beginning and after 15 seconds of silence, which keeps idle connections open.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -26690,7 +26693,8 @@ func (c *ClientWithResponses) GetWalletWithResponse(ctx context.Context, params 
 //
 // An event is shown to those who may read the resource that it is of. The rights of the caller are checked again
 // while the stream is open; it ends with the credential, and after an hour in any case. 409 `events_expired` where
-// events after the position are no longer kept. A comment every 15 seconds keeps idle connections open.
+// events after the position are no longer kept. A stream that follows says where it is by an `id` without an
+// event: at its beginning and after 15 seconds of silence, which keeps idle connections open.
 //
 // Returns a wrapper object for the known response body format(s).
 //

@@ -24,8 +24,8 @@ const (
 var errLongLine = fmt.Errorf("a line has more than %d bytes", maxEventBytes)
 
 // Events calls handle with each event that the hub streams, in order, and returns its first error. A followed stream
-// that breaks or ends is opened again after the last event that handle has taken; it goes on until ctx ends, and
-// returns nil then. An event may come twice.
+// that breaks or ends is opened again where it was: after the last event that handle has taken, or where the hub said
+// that it was since. It goes on until ctx ends, and returns nil then. An event may come twice.
 func Events(ctx context.Context, hub *Hub, p StreamEventsParams, handle func(Event) error, editors ...RequestEditorFn,
 ) error {
 	for {
@@ -64,7 +64,7 @@ func passes(err error) bool {
 // handlerError is an error of the caller's own function.
 type handlerError struct{ error }
 
-// streamOnce reads one stream to its end, and returns the id of its last event.
+// streamOnce reads one stream to its end, and returns the last id: of an event, or of where the stream was without one.
 func streamOnce(ctx context.Context, hub *Hub, p *StreamEventsParams, handle func(Event) error,
 	editors ...RequestEditorFn,
 ) (last string, err error) {
@@ -73,6 +73,7 @@ func streamOnce(ctx context.Context, hub *Hub, p *StreamEventsParams, handle fun
 		return "", err
 	}
 	defer func() { _ = res.Body.Close() }()
+	id := ""
 	for lines := bufio.NewReaderSize(res.Body, 4096); ; {
 		line, err := readLine(lines)
 		if errors.Is(err, io.EOF) {
@@ -85,6 +86,11 @@ func streamOnce(ctx context.Context, hub *Hub, p *StreamEventsParams, handle fun
 			return last, unreachable(res.Request, err)
 		}
 		text, found := bytes.CutPrefix(line, []byte("data: "))
+		if place, is := bytes.CutPrefix(line, []byte("id: ")); is {
+			id = string(place)
+		} else if len(line) == 0 && id != "" {
+			last, id = id, ""
+		}
 		if !found {
 			continue
 		}
@@ -95,18 +101,21 @@ func streamOnce(ctx context.Context, hub *Hub, p *StreamEventsParams, handle fun
 		if err := handle(e); err != nil {
 			return last, handlerError{err}
 		}
-		last = strconv.FormatInt(e.Pos, 10)
+		last, id = strconv.FormatInt(e.Pos, 10), ""
 	}
 }
 
+// readLine reads a line to its end: one that the end of the stream has cut is none.
 func readLine(r *bufio.Reader) (line []byte, err error) {
 	for {
-		part, more, err := r.ReadLine()
-		if line = append(line, part...); err != nil || !more {
-			return line, err
-		}
-		if len(line) > maxEventBytes {
+		part, err := r.ReadSlice('\n')
+		switch line = append(line, part...); {
+		case len(line) > maxEventBytes:
 			return nil, errLongLine
+		case err == nil:
+			return bytes.TrimRight(line, "\r\n"), nil
+		case !errors.Is(err, bufio.ErrBufferFull):
+			return nil, err
 		}
 	}
 }

@@ -20,7 +20,8 @@ func TestFollowedEventsGoOnWhereTheyBroke(t *testing.T) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		from := min(len(asked), 2)
 		if len(asked) == 2 {
-			return // one without an event changes nothing
+			_, _ = fmt.Fprint(w, "id: 3\ndata: {\"pos\":") // one that is cut changes nothing
+			return
 		}
 		for n := from; n < from+2; n++ {
 			_, _ = fmt.Fprintf(w, ":\n\nid: %d\nevent: iam.org.created\ndata: {\"pos\":%d}\n\n", n, n)
@@ -40,6 +41,23 @@ func TestFollowedEventsGoOnWhereTheyBroke(t *testing.T) {
 	ignore := func(client.Event) error { return nil }
 	err = client.Events(t.Context(), hub, client.StreamEventsParams{}, ignore)
 	require.NoError(t, err, "one that does not follow ends")
+}
+
+// Without an event, a stream goes on where the hub said that it was; an event that has come in part has not come.
+func TestFollowedEventsGoOnWhereTheHubSaidThatTheyWere(t *testing.T) {
+	var asked []string
+	hub := open(t, func(w http.ResponseWriter, r *http.Request) {
+		asked = append(asked, r.Header.Get("Last-Event-ID"))
+		if len(asked) == 3 {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = fmt.Fprintf(w, "id: %d\n\n:\n\nid: 9\nevent: iam.org.created\n", 6+len(asked))
+	})
+	ignore := func(client.Event) error { return nil }
+	require.Error(t, client.Events(t.Context(), hub, client.StreamEventsParams{Follow: true}, ignore))
+	require.Equal(t, []string{"", "7", "8"}, asked)
 }
 
 // What never passes ends a followed stream: the same line would come again.

@@ -3,6 +3,7 @@ package httpapi
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
@@ -58,6 +59,7 @@ func typesOf(one string) []string {
 type eventReader interface {
 	Read(ctx context.Context) (events []event.Numbered, changed <-chan struct{}, ended bool, err error)
 	Replace(caller iam.Principal)
+	Position() int64
 	FellBehind() bool
 }
 
@@ -79,6 +81,11 @@ func (e eventStream) VisitStreamEventsResponse(w http.ResponseWriter) error {
 	w.WriteHeader(http.StatusOK)
 	out := newTransferWriter(w, transferTimeout)
 	out.Flush()
+	if e.follow {
+		if err := out.Send(e.place()); err != nil {
+			return err
+		}
+	}
 	ctx, cancel := context.WithTimeout(e.request.Context(), eventStreamTime)
 	defer cancel()
 	silent := time.NewTicker(eventKeepAlive)
@@ -102,7 +109,7 @@ func (e eventStream) VisitStreamEventsResponse(w http.ResponseWriter) error {
 				return nil
 			}
 		case <-silent.C:
-			if err := out.Send([]byte(":\n\n")); err != nil {
+			if err := out.Send(e.place()); err != nil {
 				return err
 			}
 		}
@@ -123,6 +130,15 @@ func (e eventStream) send(ctx context.Context, out transferWriter) (changed <-ch
 		}
 	}
 	return changed, ended, out.Send(text)
+}
+
+// place tells how far the stream has come, by an id without an event: from there goes on who was cut off before it had
+// an event, or long after it.
+func (e eventStream) place() []byte {
+	if pos := e.reader.Position(); pos > 0 {
+		return fmt.Appendf(nil, "id: %d\n\n", pos)
+	}
+	return []byte(":\n\n")
 }
 
 // atOnce returns a channel that is closed.

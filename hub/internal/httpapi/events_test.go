@@ -88,6 +88,7 @@ type told struct {
 	next     []event.Numbered
 	ended    bool
 	behind   bool
+	position int64
 	replaced int
 }
 
@@ -98,6 +99,8 @@ func (r *told) Read(context.Context) ([]event.Numbered, <-chan struct{}, bool, e
 }
 
 func (r *told) FellBehind() bool { return r.behind }
+
+func (r *told) Position() int64 { return r.position }
 
 func (r *told) Replace(iam.Principal) { r.replaced++ }
 
@@ -113,10 +116,11 @@ func follow(r *told, again func() error) (text string, lasted time.Duration) {
 
 func TestFollowedEventsComeAndEndWithTheCredential(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := &told{changed: make(chan struct{})}
+		r := &told{changed: make(chan struct{}), position: 6}
 		shared := []byte("event 7\n\nof other readers")
 		time.AfterFunc(time.Second, func() {
 			r.next = []event.Numbered{{Stream: shared[:len("event 7\n\n")]}, {Stream: []byte("event 8\n\n")}}
+			r.position = 9 // the reader may not see the last
 			before := r.changed
 			r.changed = make(chan struct{})
 			close(before)
@@ -133,11 +137,12 @@ func TestFollowedEventsComeAndEndWithTheCredential(t *testing.T) {
 		})
 		require.Equal(t, 4*rightCheckEvery, lasted)
 		require.Equal(t, 2, r.replaced, "the rights are read anew")
-		require.Equal(t, "event 7\n\nevent 8\n\n:\n\n:\n\n", text)
+		require.Equal(t, "id: 6\n\nevent 7\n\nevent 8\n\nid: 9\n\nid: 9\n\n", text, "it says where it is")
 		require.Equal(t, "event 7\n\nof other readers", string(shared))
 		_, lasted = follow(&told{changed: make(chan struct{})}, func() error { return nil })
 		require.Equal(t, eventStreamTime, lasted, "it ends in any case")
-		_, lasted = follow(&told{changed: make(chan struct{}), ended: true}, func() error { return nil })
+		text, lasted = follow(&told{changed: make(chan struct{}), ended: true}, func() error { return nil })
+		require.Equal(t, ":\n\n", text, "nothing has ever happened")
 		require.Zero(t, lasted, "the hub is stopping")
 	})
 }

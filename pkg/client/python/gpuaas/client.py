@@ -200,15 +200,21 @@ class Client(Operations):
     def events(self, *, follow: bool = True, last_event_id: str | None = None, **filters: Any) -> Iterator[Event]:
         """Yield events in their order; filters are those of stream_events.
 
-        A followed stream that breaks or ends is opened again after the last event. An event may come twice.
+        A followed stream that breaks or ends is opened again where it was: after the last event, or where the hub said
+        that it was since. An event may come twice.
         """
         while True:
+            place = None
             try:
                 for line in self.stream_events(follow=follow, last_event_id=last_event_id, **filters):
                     if line.startswith("data: "):
                         event = decode(Event, json.loads(line[len("data: ") :]))
                         yield event
-                        last_event_id = str(event.pos)
+                        last_event_id, place = str(event.pos), None
+                    elif line.startswith("id: "):
+                        place = line[len("id: ") :]
+                    elif not line and place:
+                        last_event_id, place = place, None
             except UnreachableError:
                 if not follow:
                     raise

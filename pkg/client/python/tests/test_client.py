@@ -218,6 +218,12 @@ class ClientTest(unittest.TestCase):
         with self.assertRaises(gpuaas.ProblemError):
             next(events)
 
+    def test_a_followed_stream_goes_on_where_the_hub_said_that_it_was(self) -> None:
+        self.server.answers = [(200, {}, b"id: 7\n\nid: 8\nevent: t\n"), (200, {}, b":\n\n"), problem(403)]
+        with self.assertRaises(gpuaas.ProblemError):
+            next(self.hub.events())
+        self.assertEqual([None, "7", "7"], [headers.get("Last-Event-Id") for _, _, headers, _ in self.server.seen])
+
 
 if __name__ == "__main__":
     unittest.main()
