@@ -150,7 +150,8 @@ class Client(Operations):
             raise ValueError("plain http would show the credential to the network; use https")
         self._url = f"{parts.scheme}://{parts.netloc}{BASE_PATH}"
         self._credential = _Token(credential) if isinstance(credential, str) else credential
-        self._opener = urllib.request.build_opener(_NoRedirects)
+        # Without a proxy: it would get the credential of a plain request to this machine.
+        self._opener = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}))
         if parts.scheme == "https":
             context = ssl.create_default_context(cafile=ca_file)
             self._opener = urllib.request.build_opener(_NoRedirects, urllib.request.HTTPSHandler(context=context))

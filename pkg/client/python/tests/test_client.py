@@ -128,6 +128,17 @@ class ClientTest(unittest.TestCase):
             self.assertEqual(status, refused.exception.problem.status)
         self.assertEqual([], elsewhere.seen)
 
+    def test_a_plain_request_to_this_machine_goes_through_no_proxy(self) -> None:
+        proxy = Hub()
+        self.addCleanup(proxy.server_close)
+        self.addCleanup(proxy.shutdown)
+        proxy.answers = [(200, {}, ORG)]
+        self.server.answers = [(200, {}, ORG)]
+        address = f"http://127.0.0.1:{proxy.server_address[1]}"
+        with unittest.mock.patch.dict("os.environ", {"http_proxy": address, "no_proxy": ""}):
+            self.client("token").create_org(gpuaas.OrgCreate(slug="acme", display_name="Acme"))
+        self.assertEqual(([], 1), (proxy.seen, len(self.server.seen)))
+
     def test_a_recording_client_has_the_headers_of_its_last_answer(self) -> None:
         hub = self.hub.recording()
         self.server.answers = [
