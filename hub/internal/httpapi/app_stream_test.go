@@ -250,3 +250,24 @@ func TestACopyIsAuditedWithItsPath(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, res.StatusCode)
 	require.Len(t, s.copied, 1)
 }
+
+// abortable is the node's side of a stream.
+type abortable struct {
+	duplex.Stream
+	aborted bool
+}
+
+func (a *abortable) Abort() { a.aborted = true }
+
+// Nothing is left open on the node of a stream that its caller never gets.
+func TestAStreamThatCannotBeAuditedEndsAtItsNode(t *testing.T) {
+	h := newHouse(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	far := &abortable{}
+	_, err := appStream{server: &Server{Commands: h.commands}}.open(ctx, func(context.Context) (duplex.Stream, error) {
+		return far, nil
+	})
+	require.Error(t, err)
+	require.True(t, far.aborted)
+}
