@@ -40,6 +40,19 @@ func TestKeyFilesAreClosedToOthersAndNeverOverwritten(t *testing.T) {
 	require.EqualValues(t, "key_unreadable", fault.As(err).Code)
 }
 
+// A private key without its public half is of no use, and would keep the next call from its path.
+func TestAPublicKeyThatCannotBeWrittenLeavesNoPrivateOne(t *testing.T) {
+	dir := t.TempDir()
+	key, pub := filepath.Join(dir, "publisher.key"), filepath.Join(dir, "publisher.pub")
+	require.NoError(t, os.WriteFile(pub, []byte("another's"), 0o600))
+	_, err := appkit.GenerateKey(key, pub)
+	require.True(t, fault.Is(err, fault.Conflict))
+	require.NoFileExists(t, key)
+	require.NoError(t, os.Remove(pub))
+	_, err = appkit.GenerateKey(key, pub)
+	require.NoError(t, err)
+}
+
 func TestTheSameFilesGiveTheSameDigest(t *testing.T) {
 	source := filepath.Join(t.TempDir(), "app")
 	require.NoError(t, os.WriteFile(source, []byte("binary"), 0o600))

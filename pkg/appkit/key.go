@@ -37,6 +37,7 @@ func GenerateKey(keyPath, publicPath string) (protocol.Signer, error) {
 		return nil, err
 	}
 	if err := writeNew(publicPath, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}), 0o644); err != nil {
+		_ = os.Remove(keyPath) // nobody has its public half; the next call would refuse its path
 		return nil, err
 	}
 	return protocol.NewEd25519Signer(key), nil
