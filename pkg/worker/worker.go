@@ -88,7 +88,7 @@ type Worker struct {
 	// Members says how the members of a running instance do, by their ids; those that it leaves out are not reported.
 	// Once it has reported a member, the hub takes a silence of two minutes for the member's failure. It may be nil: then
 	// members are as their tasks left them. It is called beside Handle. Its context ends after MembersTimeout: what it
-	// returns by then is reported.
+	// returns by then is reported, also beside an error.
 	Members func(ctx context.Context, i client.AppInstance) (map[string]client.MemberReport, error)
 	// ReportEvery is DefaultReportEvery where it is zero.
 	ReportEvery time.Duration
@@ -186,7 +186,7 @@ func (w *Worker) report(ctx context.Context) {
 
 func (w *Worker) reportMembers(ctx context.Context) error {
 	i, members, err := w.askMembers(ctx)
-	if err != nil || i.Status != client.AppInstanceStatusRunning {
+	if i.Status != client.AppInstanceStatusRunning {
 		return err
 	}
 	// What Members has found out in all of its time still reaches the hub.

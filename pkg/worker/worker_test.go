@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -186,6 +187,42 @@ func TestATaskIsLostWhenItsLeaseEndsWithoutAnAnswer(t *testing.T) {
 	}
 }
 
+// doer answers requests without a network.
+type doer func(*http.Request) (*http.Response, error)
+
+func (d doer) Do(r *http.Request) (*http.Response, error) { return d(r) }
+
+// The hub counts the lease from when it gets a heartbeat: a slow answer makes it no longer.
+func TestALeaseCountsFromTheHeartbeatAndNotFromItsAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeHub{heartbeat: client.Task{ID: id}}
+		var asked, lost time.Time
+		hub := doer(func(r *http.Request) (*http.Response, error) {
+			if path.Base(r.URL.Path) == "heartbeat" {
+				if !asked.IsZero() { // only the first has an answer
+					<-r.Context().Done()
+					return nil, r.Context().Err()
+				}
+				asked = time.Now()
+				time.Sleep(worker.DefaultLease / 2)
+			}
+			w := httptest.NewRecorder()
+			f.ServeHTTP(w, r)
+			return w.Result(), nil
+		})
+		w := &worker.Worker{
+			Hub: &client.Hub{Client: &client.Client{Server: "https://hub.test/", Client: hub}}, ProjectID: id, InstanceID: id,
+			Handle: func(ctx context.Context, _ worker.Task) error {
+				<-ctx.Done()
+				lost = time.Now()
+				return nil
+			},
+		}
+		require.NoError(t, w.Run(t.Context()))
+		require.Equal(t, worker.DefaultLease, lost.Sub(asked))
+	})
+}
+
 // TestMembersAreReportedWhileTheirInstanceRuns also where the program fails once, and not those that a task is about.
 func TestMembersAreReportedWhileTheirInstanceRuns(t *testing.T) {
 	var (
@@ -232,7 +269,7 @@ func TestMembersAreReportedWhileTheirInstanceRuns(t *testing.T) {
 	require.Equal(t, client.MemberReport{Status: client.MemberReportStatusReady, Detail: "up"}, reports[0])
 }
 
-// A machine that does not answer takes Members all its time; what is known of the others is reported.
+// A machine that does not answer takes Members all its time; what is known of the others is reported, beside the error.
 func TestMembersThatTakeAllTheirTimeAreReported(t *testing.T) {
 	var (
 		reported atomic.Bool
@@ -255,7 +292,7 @@ func TestMembersThatTakeAllTheirTimeAreReported(t *testing.T) {
 		Members: func(ctx context.Context, i client.AppInstance) (map[string]client.MemberReport, error) {
 			calls.Add(1)
 			<-ctx.Done()
-			return map[string]client.MemberReport{i.Members[0].ID: {Status: client.MemberReportStatusReady}}, nil
+			return map[string]client.MemberReport{i.Members[0].ID: {Status: client.MemberReportStatusReady}}, ctx.Err()
 		},
 	}, 100*time.Millisecond))
 	require.True(t, reported.Load())
