@@ -200,13 +200,18 @@ func (r *Reconciler) Run(ctx context.Context) error {
 			r.Wake()
 		}
 	})
-	// What ran while no agent did is stored before anything is stopped: kills in a row cost a bill no more than one.
-	r.sampleNow(ctx)
-	r.running.Go(func() { r.meteringLoop(ctx) })
+	measured := make(chan struct{})
+	r.running.Go(func() {
+		r.sampleNow(ctx)
+		close(measured)
+		r.meteringLoop(ctx)
+	})
 	r.afterFirstPass(ctx, func() { r.guardDisk(ctx) })
 	r.afterFirstPass(ctx, func() { _ = r.imageGC.Run(ctx) })
 	r.afterFirstPass(ctx, func() { _ = r.volumeLoop.Run(ctx) })
 	r.afterFirstPass(ctx, func() { _ = loop.New("isolation", r.cfg.Resync, r.guardIsolation, r.log).Run(ctx) })
+	// What ran while no agent did is stored before anything is stopped: kills in a row cost a bill no more than one.
+	<-measured
 	err := r.loop.Run(ctx)
 	r.running.Wait()
 	return err
