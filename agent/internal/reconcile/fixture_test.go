@@ -101,10 +101,9 @@ type fixture struct {
 	inventory accelerator.Config
 	// weak is what the machine is said to lack.
 	weak []string
-	// wrapRuntime, wrapStats, wrapNetwork and wrapAccelerators replace what the reconciler uses where a test sets them
-	// before it starts the fixture anew.
+	// wrapRuntime, wrapNetwork and wrapAccelerators replace what the reconciler uses where a test sets them before it
+	// starts the fixture anew.
 	wrapRuntime      func(*runtime.Runtime) reconcile.Containers
-	wrapStats        func(*runtime.Runtime) reconcile.Stats
 	wrapNetwork      func(*network.Network) reconcile.Network
 	wrapAccelerators func(reconcile.Accelerators) reconcile.Accelerators
 	// devices replaces the runtime's check likewise.
@@ -177,9 +176,6 @@ func (f *fixture) start() {
 	machine.Accelerators = inventory
 	if f.wrapRuntime != nil {
 		machine.Containers = f.wrapRuntime(f.rt)
-	}
-	if f.wrapStats != nil {
-		machine.Stats = f.wrapStats(f.rt)
 	}
 	if f.wrapNetwork != nil {
 		machine.Network = f.wrapNetwork(f.nw)

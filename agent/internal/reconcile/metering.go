@@ -4,9 +4,11 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -65,10 +67,6 @@ func (r *Reconciler) sample(ctx context.Context) ([]agent.Listed, error) {
 func (r *Reconciler) measure(ctx context.Context) ([]agent.Listed, error) {
 	r.sampling.Lock()
 	defer r.sampling.Unlock()
-	// The use of CPU and memory is asked before the time of the sample: an answer that is late then neither delays what is
-	// stored of that time, nor counts use beyond it. Without an answer nothing has a sample of CPU and memory, which costs
-	// the node and not the tenant. The same goes for a container that starts or ends between the two questions.
-	used, _ := r.machine.Stats.AllStats(ctx)
 	stamp := r.clock.Stamp()
 	before := r.store.Runs()
 	containers, err := r.list(ctx)
@@ -79,6 +77,12 @@ func (r *Reconciler) measure(ctx context.Context) ([]agent.Listed, error) {
 	leases, busy := r.store.Leases(), r.busyMembers(stamp.At)
 	devices := r.devicesOf(containers, stamp.At)
 	journal := r.store.Runs()
+	var used map[string]runtime.Stats
+	if slices.ContainsFunc(containers, func(l agent.Listed) bool { return l.Status == agent.Running }) {
+		// Without an answer nothing has a sample of CPU and memory, which costs the node and not the tenant. The same goes
+		// for a container that ends between the two questions.
+		used, _ = r.machine.Stats.AllStats(ctx)
+	}
 	o := meter.Observation{At: stamp.At, CutEvery: r.cfg.UsageInterval}
 	beside := agent.CopiesBeside(containers)
 	for _, c := range containers {

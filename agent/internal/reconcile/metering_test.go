@@ -3,6 +3,7 @@ package reconcile_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -49,74 +50,39 @@ func (d *failingList) List(ctx context.Context) ([]runtime.Container, error) {
 	return d.Runtime.List(ctx)
 }
 
-// lateStats answers when the test lets it.
-type lateStats struct {
+// listsAfter notes a listing that comes before the sample of the first one is stored.
+type listsAfter struct {
 	*runtime.Runtime
-	asked, answer chan struct{}
+	f      *fixture
+	first  sync.Once
+	before time.Time
+	early  atomic.Bool
 }
 
-func (s lateStats) AllStats(ctx context.Context) (map[string]runtime.Stats, error) {
-	for _, step := range []chan struct{}{s.asked, s.answer} {
-		select {
-		case step <- struct{}{}:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+func (l *listsAfter) List(ctx context.Context) ([]runtime.Container, error) {
+	stored := l.f.store.LastStamp().At
+	first := false
+	l.first.Do(func() { l.before, first = stored, true })
+	if !first && !stored.After(l.before) {
+		l.early.Store(true)
 	}
-	return s.Runtime.AllStats(ctx)
-}
-
-// A power cut costs one metering interval, and not also the time that a busy node takes to tell what containers use.
-func TestWhatASampleKnowsWaitsForNoCounters(t *testing.T) {
-	f := newFixture(t)
-	f.stop()
-	s := lateStats{asked: make(chan struct{}), answer: make(chan struct{})}
-	f.wrapStats = func(rt *runtime.Runtime) reconcile.Stats {
-		s.Runtime = rt
-		return s
-	}
-	f.start()
-	<-s.asked
-	during := f.clock.Now()
-	<-s.answer
-	<-s.asked
-	require.False(t, f.store.LastStamp().At.Before(during), "the sample counts from before the question")
-	<-s.answer
-}
-
-// countsFirst notes a listing that comes before the first answer of what containers use, which a sample begins with.
-type countsFirst struct {
-	*runtime.Runtime
-	counted, early atomic.Bool
-}
-
-func (c *countsFirst) AllStats(ctx context.Context) (map[string]runtime.Stats, error) {
-	defer c.counted.Store(true)
-	return c.Runtime.AllStats(ctx)
-}
-
-func (c *countsFirst) List(ctx context.Context) ([]runtime.Container, error) {
-	if !c.counted.Load() {
-		c.early.Store(true)
-	}
-	return c.Runtime.List(ctx)
+	return l.Runtime.List(ctx)
 }
 
 // Law 5: an agent that is killed at each start, as soon as it stops something, still bills what runs meanwhile.
 func TestLaw05AnAgentMeasuresBeforeItActs(t *testing.T) {
 	f := newFixture(t)
 	f.stop()
-	c := &countsFirst{}
+	l := &listsAfter{f: f}
 	f.wrapRuntime = func(rt *runtime.Runtime) reconcile.Containers {
-		c.Runtime = rt
-		return c
+		l.Runtime = rt
+		return l
 	}
-	f.wrapStats = func(*runtime.Runtime) reconcile.Stats { return c }
 	f.start()
 	w := f.hub.workload(`{}`)
 	f.push(w)
 	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
-	require.False(t, c.early.Load(), "a pass came before the first sample")
+	require.False(t, l.early.Load(), "a pass came before the first sample")
 }
 
 // The step of the clock is not billed, and the time until then is measured: both need the listing before it.
