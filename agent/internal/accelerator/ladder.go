@@ -34,17 +34,19 @@ type rung struct {
 	RetryAt    time.Time `json:"retry_at,omitzero"`
 }
 
-// until is a rung that an earlier agent has kept: times after now are of a clock that was set back since, and the
-// accelerator would be out of use until they come again.
-func (r rung) until(now time.Time) rung {
-	for at, latest := range map[*time.Time]time.Time{
-		&r.Since: now, &r.FirstReset: now, &r.RetryAt: now.Add(resetRetry),
-	} {
-		if at.After(latest) {
-			*at = latest
-		}
-	}
+// notAhead bounds the times of a rung that an earlier agent has stored. Where the clock was set back since, they lie
+// ahead, and the accelerator would be out of use until they come again.
+func (r rung) notAhead(now time.Time) rung {
+	r.Since, r.FirstReset, r.RetryAt = earlier(r.Since, now), earlier(r.FirstReset, now), earlier(r.RetryAt,
+		now.Add(resetRetry))
 	return r
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
 }
 
 // after is the rung after a message of the driver.

@@ -285,7 +285,7 @@ func loadLadder(file string, now time.Time) ladder {
 		l.Rungs = map[string]rung{}
 	}
 	for id, r := range l.Rungs {
-		l.Rungs[id] = r.until(now)
+		l.Rungs[id] = r.notAhead(now)
 	}
 	l.ids, l.underWay, l.hotAt = map[string]string{}, map[string]bool{}, map[string]time.Time{}
 	return l

@@ -23,7 +23,8 @@ const (
 	// installLogLines and maxInstallLogBytes bound what the status of a failed installation quotes of its log.
 	installLogLines    = 12
 	maxInstallLogBytes = 1 << 10
-	// maxLogEndBytes is what of these lines is read into memory: no secret that is cut at its beginning is quoted.
+	// maxLogEndBytes bounds what of the log is held in memory. It is much more than is quoted, so that a secret that is
+	// cut at its beginning, and so not redacted, lies outside the quotation.
 	maxLogEndBytes = 64 << 10
 	// maxReportedBytes bounds all requirements of a report together.
 	maxReportedBytes = 96 << 10

@@ -210,7 +210,8 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	r.afterFirstPass(ctx, func() { _ = r.imageGC.Run(ctx) })
 	r.afterFirstPass(ctx, func() { _ = r.volumeLoop.Run(ctx) })
 	r.afterFirstPass(ctx, func() { _ = loop.New("isolation", r.cfg.Resync, r.guardIsolation, r.log).Run(ctx) })
-	// What ran while no agent did is stored before anything is stopped: kills in a row cost a bill no more than one.
+	// A pass may stop containers. How long they ran without an agent is stored first: then several kills in a row cost a
+	// bill no more than one.
 	<-measured
 	err := r.loop.Run(ctx)
 	r.running.Wait()

@@ -52,7 +52,8 @@ func scanVolume(row pgx.CollectableRow) (v Volume, err error) {
 	return v, err
 }
 
-// volumeBytes sums up the volumes v for which the condition holds, with their snapshots.
+// volumeBytes sums up the volumes v for which the condition holds, with their snapshots; size is the column that counts
+// for a volume.
 func volumeBytes(ctx context.Context, tx db.Tx, size, condition string, arg any) (int64, error) {
 	return db.Value[int64](ctx, tx, `SELECT coalesce(sum(`+size+` + coalesce((SELECT sum(s.size_bytes)
 			FROM volume_snapshots s WHERE s.volume_id = v.id AND s.deleted_at IS NULL), 0)), 0)::INT8
