@@ -2,6 +2,7 @@ package powerloss
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -16,6 +17,9 @@ import (
 
 // deviceFile is the one file of the FUSE file system.
 const deviceFile = "device"
+
+// loopMajor is the major number of loop devices (Documentation/admin-guide/devices.txt of the kernel).
+const loopMajor = 7
 
 // device is a block device of the kernel in front of a cache: a loop device on a file of a FUSE file system of ours.
 // The kernel turns the loop device's flushes into FSYNC requests, and everything else into READ and WRITE.
@@ -72,7 +76,13 @@ func attachLoop(path string) (*os.File, error) {
 		if err != nil {
 			return nil, fmt.Errorf("find a loop device: %w", err)
 		}
-		loop, err := os.OpenFile(fmt.Sprintf("/dev/loop%d", number), os.O_RDWR, 0)
+		name := fmt.Sprintf("/dev/loop%d", number)
+		// In a sandbox, the kernel does not make the node.
+		node := int(unix.Mkdev(loopMajor, uint32(number)))
+		if err := unix.Mknod(name, unix.S_IFBLK|0o600, node); err != nil && !errors.Is(err, os.ErrExist) {
+			return nil, fmt.Errorf("make %s: %w", name, err)
+		}
+		loop, err := os.OpenFile(name, os.O_RDWR, 0)
 		if err != nil {
 			return nil, err
 		}
@@ -82,7 +92,7 @@ func attachLoop(path string) (*os.File, error) {
 		}
 		_ = loop.Close()
 		if err != unix.EBUSY { //nolint:errorlint // a bare number of the kernel: another process took the device
-			return nil, fmt.Errorf("configure /dev/loop%d: %w", number, err)
+			return nil, fmt.Errorf("configure %s: %w", name, err)
 		}
 	}
 }

@@ -28,6 +28,23 @@ var ownDirs = []ownDir{
 	{"/run", makeRun},
 	{"/var", makeVar},
 	{"/etc", copyEtc},
+	{"/dev", makeDev},
+}
+
+// makeDev copies the machine's device nodes, but none that were made for a container. The kernel adds the nodes of new
+// devices to the machine's /dev alone.
+func makeDev(dir string) error {
+	if err := unix.Mount("none", dir, "tmpfs", unix.MS_NOSUID, "mode=755"); err != nil {
+		return err
+	}
+	if err := copyTree("/dev", dir, "--one-file-system --exclude=./gpuaas-*"); err != nil {
+		return err
+	}
+	terminals := filepath.Join(dir, "pts")
+	if err := errors.Join(os.MkdirAll(terminals, 0o755), os.MkdirAll(filepath.Join(dir, "shm"), 0o755)); err != nil {
+		return err
+	}
+	return unix.Mount("none", terminals, "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=620,ptmxmode=666,gid=5")
 }
 
 // makeRun makes a /run that a reboot would have emptied, with what mount(8) and ip-netns(8) leave there for good when
@@ -74,13 +91,21 @@ func makeVar(dir string) error {
 	return nil
 }
 
-// copyEtc copies /etc; resolv.conf often is a link into /run, whose content is not there any more. A file that is
-// removed meanwhile is left out: tar says so with the status 1, where cp fails.
-func copyEtc(dir string) error {
-	const script = `tar -C /etc -cf - . | tar -C "$1" -xpf -
+// copyTree copies a directory's content. A file that is removed meanwhile is left out: tar says so with the status 1,
+// where cp fails.
+func copyTree(from, to, options string) error {
+	const script = `tar -C "$1" $3 -cf - . | tar -C "$2" -xpf -
 		status=("${PIPESTATUS[@]}"); [ "${status[0]}" -le 1 ] && [ "${status[1]}" = 0 ]`
-	if out, err := exec.Command("bash", "-c", script, "bash", dir).CombinedOutput(); err != nil {
-		return fmt.Errorf("copy /etc: %w: %s", err, out)
+	if out, err := exec.Command("bash", "-fc", script, "bash", from, to, options).CombinedOutput(); err != nil {
+		return fmt.Errorf("copy %s: %w: %s", from, err, out)
+	}
+	return nil
+}
+
+// copyEtc copies /etc; resolv.conf often is a link into /run, whose content is not there any more.
+func copyEtc(dir string) error {
+	if err := copyTree("/etc", dir, ""); err != nil {
+		return err
 	}
 	resolv, err := os.ReadFile("/etc/resolv.conf")
 	if errors.Is(err, fs.ErrNotExist) {

@@ -1,6 +1,6 @@
 // Package sandbox runs a test program on a machine of its own: in new mount, network, process, host name, IPC and
-// cgroup namespaces, with its own /tmp, /run, /var and a copy of /etc. Changes outside are not visible inside, and what
-// the program leaves behind ends with the sandbox. It prevents accidents, not attacks: root inside is root.
+// cgroup namespaces, with its own /tmp, /run, /var and copies of /etc and /dev. Changes outside are not visible inside,
+// and what the program leaves behind ends with the sandbox. It prevents accidents, not attacks: root inside is root.
 package sandbox
 
 import (
@@ -32,7 +32,7 @@ const (
 type Config struct {
 	// Base is a directory on a disk below which the sandbox keeps its files while it exists.
 	Base string
-	// Keep are directories that stay visible even where they lie in /tmp, /run, /var or /etc.
+	// Keep are directories that stay visible even where they lie in /tmp, /run, /var, /etc or /dev.
 	Keep []string
 	// Prepare runs outside before the sandbox is made: for what needs the network.
 	Prepare func() error

@@ -83,7 +83,7 @@ func child(kept string) int {
 func messName() string { return "sandbox-mess" }
 
 func mess() error {
-	for _, dir := range []string{"/tmp", "/run", "/var/lib", "/etc"} {
+	for _, dir := range []string{"/tmp", "/run", "/var/lib", "/etc", "/dev"} {
 		if err := os.WriteFile(filepath.Join(dir, messName()), nil, 0o600); err != nil {
 			return err
 		}
@@ -141,7 +141,7 @@ func TestNothingPassesBetweenTheMachineAndTheSandbox(t *testing.T) {
 	require.Empty(t, s.Differences)
 	require.Equal(t, "kept", s.Kept)
 	require.Equal(t, 2, s.Processes, "the sandbox's first process and the program")
-	for _, dir := range []string{"/tmp", "/run", "/var/lib", "/etc"} {
+	for _, dir := range []string{"/tmp", "/run", "/var/lib", "/etc", "/dev"} {
 		require.NoFileExists(t, filepath.Join(dir, messName()))
 	}
 	_, err = netlink.LinkByName(messName())
