@@ -101,9 +101,10 @@ type fixture struct {
 	inventory accelerator.Config
 	// weak is what the machine is said to lack.
 	weak []string
-	// wrapRuntime, wrapNetwork and wrapAccelerators replace what the reconciler uses where a test sets them before it
-	// starts the fixture anew.
+	// wrapRuntime, wrapStats, wrapNetwork and wrapAccelerators replace what the reconciler uses where a test sets them
+	// before it starts the fixture anew.
 	wrapRuntime      func(*runtime.Runtime) reconcile.Containers
+	wrapStats        func(*runtime.Runtime) reconcile.Stats
 	wrapNetwork      func(*network.Network) reconcile.Network
 	wrapAccelerators func(reconcile.Accelerators) reconcile.Accelerators
 	// devices replaces the runtime's check likewise.
@@ -182,6 +183,9 @@ func (f *fixture) start() {
 	}
 	if f.devices != nil {
 		machine.Devices = f.devices
+	}
+	if f.wrapStats != nil {
+		machine.Stats = f.wrapStats(f.rt)
 	}
 	if f.wrapAccelerators != nil {
 		machine.Accelerators = f.wrapAccelerators(inventory)

@@ -85,6 +85,46 @@ func TestLaw05AnAgentMeasuresBeforeItActs(t *testing.T) {
 	require.False(t, l.early.Load(), "a pass came before the first sample")
 }
 
+// lateUse answers the first question of what the containers use when it is released.
+type lateUse struct {
+	*runtime.Runtime
+	asked   atomic.Int64
+	release chan struct{}
+}
+
+func (l *lateUse) AllStats(ctx context.Context) (map[string]runtime.Stats, error) {
+	if l.asked.Add(1) == 1 {
+		select {
+		case <-l.release:
+		case <-ctx.Done():
+		}
+	}
+	return l.Runtime.AllStats(ctx)
+}
+
+// Law 5: the time of containers is stored although their use is not known; their use is, once it is.
+func TestLaw05UseThatIsNotKnownKeepsNoTimeFromBeingStored(t *testing.T) {
+	f := newFixture(t)
+	w := f.hub.workload(`{}`)
+	f.push(w)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+	f.stop()
+	late := &lateUse{release: make(chan struct{})}
+	f.wrapStats = func(rt *runtime.Runtime) reconcile.Stats {
+		late.Runtime = rt
+		return late
+	}
+	f.start()
+	for range 3 {
+		before := f.store.LastStamp().At
+		require.Eventually(t, func() bool { return f.store.LastStamp().At.After(before) }, time.Minute,
+			10*time.Millisecond)
+	}
+	require.EqualValues(t, 1, late.asked.Load(), "one question at a time")
+	close(late.release)
+	require.Eventually(t, func() bool { return late.asked.Load() > 3 }, time.Minute, 10*time.Millisecond)
+}
+
 // The step of the clock is not billed, and the time until then is measured: both need the listing before it.
 func TestLaw05TheClockIsNotSetWithoutASample(t *testing.T) {
 	f := newFixture(t)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/policy"
@@ -86,6 +87,10 @@ type Reconciler struct {
 	watchedSince atomic.Pointer[time.Time]
 	// sampling orders samples: the meter must not see an older listing after a newer one.
 	sampling sync.Mutex
+	// useAsked says that an answer to askUse has not been taken yet; sampling guards it.
+	useAsked  bool
+	askUse    notify.Signal
+	useAnswer chan map[string]runtime.Stats
 	// clockLock is held for reading while node times are compared with stored ones, for writing while the clock is set.
 	clockLock sync.RWMutex
 	// pendingClock is the hub's time that the next sample sets; proposing guards the exchange.
@@ -151,6 +156,8 @@ func New(cfg Config, store *state.Store, clock *state.Clock, machine Machine, hu
 		volumeWork: make(chan struct{}, maxVolumeWork),
 		diskCheck:  notify.NewSignal(),
 		clockDue:   notify.NewSignal(),
+		askUse:     notify.NewSignal(),
+		useAnswer:  make(chan map[string]runtime.Stats, 1),
 		passed:     make(chan struct{}),
 		busy:       map[string]map[*work]bool{},
 		retryAfter: map[heldWork]time.Time{},
@@ -201,6 +208,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 		}
 	})
 	measured := make(chan struct{})
+	r.running.Go(func() { r.answerUse(ctx) })
 	r.running.Go(func() {
 		r.sampleNow(ctx)
 		close(measured)
