@@ -347,3 +347,23 @@ func TestLaw13ASilentShimHidesNoOthersUse(t *testing.T) {
 		return has
 	}, time.Minute, 10*time.Millisecond)
 }
+
+// A shim that never answers must not hold a place among the actions of a node for ever.
+func TestLaw13AStopEndsBehindASilentShim(t *testing.T) {
+	f := newFixture(t)
+	id := f.startWaiting(f.image())
+	shims := f.daemon.Shims()
+	require.Len(t, shims, 1)
+	require.NoError(t, unix.Kill(shims[0], unix.SIGSTOP))
+	goOn := func() error { return unix.Kill(shims[0], unix.SIGCONT) }
+	t.Cleanup(func() { _ = goOn() })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	require.Error(t, f.rt.Stop(ctx, id, time.Second))
+	require.NoError(t, ctx.Err())
+	require.NoError(t, goOn())
+	require.NoError(t, f.rt.Stop(t.Context(), id, time.Minute))
+	c, err := f.rt.Get(t.Context(), id)
+	require.NoError(t, err)
+	require.Equal(t, runtime.StateExited, c.State)
+}

@@ -43,7 +43,8 @@ func (r *Runtime) Stop(ctx context.Context, id string, grace time.Duration) erro
 	case c.State == StateExited, c.State == StateLost:
 		return nil
 	}
-	if c.State == StateRunning && grace > 0 {
+	// Of a shim that was silent when it was asked, the process may run, too.
+	if (c.State == StateRunning || c.State == StateUnknown) && grace > 0 {
 		if err := r.signal(ctx, id, r.stopSignal(ctx, id), false); err != nil {
 			return err
 		}
@@ -74,7 +75,13 @@ func (r *Runtime) stopSignal(ctx context.Context, id string) syscall.Signal {
 	return syscall.SIGTERM
 }
 
+// signalTimeout bounds the request for a signal: a shim that does not answer fails the action of its own container, and
+// holds up no other.
+const signalTimeout = 10 * time.Second
+
 func (r *Runtime) signal(ctx context.Context, id string, sig syscall.Signal, all bool) error {
+	ctx, cancel := context.WithTimeout(ctx, signalTimeout)
+	defer cancel()
 	_, err := r.client.TaskService().Kill(ctx, &tasks.KillRequest{ContainerID: id, Signal: uint32(sig), All: all})
 	if err = errgrpc.ToNative(err); err == nil || errdefs.IsNotFound(err) || strings.Contains(err.Error(),
 		"process already finished") {
