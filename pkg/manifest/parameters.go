@@ -88,11 +88,10 @@ func checkAgainst(schema, value map[string]any, code fault.Code, pointer, public
 		slices.SortFunc(fields, func(a, b fault.Field) int { return strings.Compare(a.Pointer, b.Pointer) })
 		return invalid(fault.Unprocessable, code, public, fields)
 	}
-	compiled, err := compileSchema(map[string]any(schema))
+	fields, err := checkEmbedded(schema, value)
 	if err != nil {
 		return fault.New(fault.Unprocessable, CodeInvalid, "The version's schema cannot be used.", err).Permanent()
 	}
-	fields := checkSchema(compiled, map[string]any(value))
 	if len(fields) == 0 {
 		return nil
 	}

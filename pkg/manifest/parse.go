@@ -293,10 +293,11 @@ func scalarValue(n *yaml.Node, pointer string) (any, error) {
 	return nil, malformed(pointer, "has a tag that is not allowed", "")
 }
 
+//nolint:gochecknoglobals // a constant that is slow to make
+var pointerEscapes = strings.NewReplacer("~", "~0", "/", "~1")
+
 // escapePointer escapes one step of an RFC 6901 pointer.
-func escapePointer(step string) string {
-	return strings.NewReplacer("~", "~0", "/", "~1").Replace(step)
-}
+func escapePointer(step string) string { return pointerEscapes.Replace(step) }
 
 // JSON returns the manifest with every default filled in, as the API shows it.
 func (m Manifest) JSON() ([]byte, error) {

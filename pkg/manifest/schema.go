@@ -133,9 +133,16 @@ func reasonOf(k jsonschema.ErrorKind) string {
 	return "is not allowed"
 }
 
+// maxNamed bounds the values that a reason names.
+const maxNamed = 32
+
 func joinAny(values []any) string {
-	texts := make([]string, 0, len(values))
+	texts := make([]string, 0, min(len(values), maxNamed+1))
 	for _, v := range values {
+		if len(texts) == maxNamed {
+			texts = append(texts, "…")
+			break
+		}
 		texts = append(texts, fmt.Sprint(v))
 	}
 	return strings.Join(texts, ", ")

@@ -13,9 +13,13 @@ const maxSubschemas = 2000
 // countSubschemas counts those of an embedded schema, its references written out as deep as a value may nest. Above
 // maxSubschemas it stops counting.
 func countSubschemas(schema map[string]any) int {
+	return newSubschemas(schema).of(schema, MaxDepth)
+}
+
+func newSubschemas(schema map[string]any) subschemas {
 	s := subschemas{root: schema, anchors: map[string]any{}, behind: map[reference]int{}}
 	s.findAnchors(schema)
-	return s.of(schema, MaxDepth)
+	return s
 }
 
 type subschemas struct {
@@ -94,7 +98,7 @@ func (s subschemas) target(to string) any {
 	}
 	var at any = s.root
 	for _, step := range strings.Split(fragment, "/")[1:] {
-		step = strings.NewReplacer("~1", "/", "~0", "~").Replace(step)
+		step = strings.ReplaceAll(strings.ReplaceAll(step, "~1", "/"), "~0", "~")
 		switch parent := at.(type) {
 		case map[string]any:
 			at = parent[step]

@@ -429,7 +429,7 @@ func checkDefault(f *findings, at string, schema map[string]any) {
 	if _, refers := schema["$ref"]; refers {
 		return
 	}
-	if compiled, err := compileSchema(schema); err == nil && len(checkSchema(compiled, v)) > 0 {
+	if fields, err := checkEmbedded(schema, v); err == nil && len(fields) > 0 {
 		f.add(at+"/default", "does not follow its own schema")
 	}
 }
