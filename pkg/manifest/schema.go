@@ -68,7 +68,13 @@ func checkSchema(s *jsonschema.Schema, value any) []fault.Field {
 	return slices.Compact(fields)
 }
 
+// maxCollected bounds the fields that are sorted; a fault names fewer.
+const maxCollected = 1000
+
 func collect(v *jsonschema.ValidationError, out *[]fault.Field) {
+	if len(*out) >= maxCollected {
+		return
+	}
 	pointer := joinPointer(v.InstanceLocation)
 	switch k := v.ErrorKind.(type) {
 	case *kind.AdditionalProperties:

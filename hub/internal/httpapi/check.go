@@ -196,7 +196,13 @@ func schemaFields(base string, err error) []fault.Field {
 	return slices.Compact(fields)
 }
 
+// maxCollected bounds the fields that are sorted; an answer names fewer.
+const maxCollected = 1000
+
 func collect(base string, e *jsonschema.ValidationError, out *[]fault.Field) {
+	if len(*out) >= maxCollected {
+		return
+	}
 	if len(e.Causes) > 0 {
 		for _, cause := range e.Causes {
 			collect(base, cause, out)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -84,6 +85,7 @@ func TestLaw10EventsAreStreamedToThoseWhoMay(t *testing.T) {
 
 // told is a reader to which a test gives events.
 type told struct {
+	mu       sync.Mutex
 	changed  chan struct{}
 	next     []event.Numbered
 	ended    bool
@@ -93,6 +95,8 @@ type told struct {
 }
 
 func (r *told) Read(context.Context) ([]event.Numbered, <-chan struct{}, bool, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	next := r.next
 	r.next = nil
 	return next, r.changed, r.ended, nil
@@ -100,7 +104,11 @@ func (r *told) Read(context.Context) ([]event.Numbered, <-chan struct{}, bool, e
 
 func (r *told) FellBehind() bool { return r.behind }
 
-func (r *told) Position() int64 { return r.position }
+func (r *told) Position() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.position
+}
 
 func (r *told) Replace(iam.Principal) { r.replaced++ }
 
@@ -119,6 +127,8 @@ func TestFollowedEventsComeAndEndWithTheCredential(t *testing.T) {
 		r := &told{changed: make(chan struct{}), position: 6}
 		shared := []byte("event 7\n\nof other readers")
 		time.AfterFunc(time.Second, func() {
+			r.mu.Lock()
+			defer r.mu.Unlock()
 			r.next = []event.Numbered{{Stream: shared[:len("event 7\n\n")]}, {Stream: []byte("event 8\n\n")}}
 			r.position = 9 // the reader may not see the last
 			before := r.changed

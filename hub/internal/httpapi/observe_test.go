@@ -67,7 +67,7 @@ func TestTheLogLineOfARequestHasTheFieldsThatApply(t *testing.T) {
 		r.Header.Set("X-Request-ID", correlationID)
 		r.Header.Set("traceparent", sampled)
 		s.ServeHTTP(httptest.NewRecorder(), r)
-		all := lines(t, s.log.text.String(), correlationID)
+		all := lines(t, s.log.String(), correlationID)
 		require.NotEmpty(t, all)
 		last := all[len(all)-1]
 		require.Equal(t, "request", last["msg"])

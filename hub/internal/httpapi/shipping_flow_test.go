@@ -223,7 +223,7 @@ func TestAppGoesFromPushToLaunchable(t *testing.T) {
 	y.must(t, y.admin, "POST", "/admin/apps/catalog/demo/versions/1.0.0/deprecate", "dep", "", 200)
 	_, err = y.resolve(t, catalog.Want{AppSlug: "demo", Version: "1.0.0"})
 	require.Equal(t, catalog.CodeVersionNotActive, fault.As(err).Code)
-	require.NotContains(t, y.log.text.String(), "eyJ", "no credential in the log")
+	require.NotContains(t, y.log.String(), "eyJ", "no credential in the log")
 }
 
 // requireDraftPriced: a draft is priced for its owner, and not for those who may not know of it.

@@ -152,11 +152,14 @@ func isSaneNumber(n string) bool {
 	return err == nil
 }
 
+//nolint:gochecknoglobals // a constant that is slow to make
+var pointerEscapes = strings.NewReplacer("~", "~0", "/", "~1")
+
 // escapePointer writes one RFC 6901 token; keys come from outside, so long ones are cut.
 func escapePointer(key string) string {
 	const maxKeyBytes = 128
 	if len(key) > maxKeyBytes {
 		key = strings.ToValidUTF8(key[:maxKeyBytes], "") + "…"
 	}
-	return strings.NewReplacer("~", "~0", "/", "~1").Replace(key)
+	return pointerEscapes.Replace(key)
 }
