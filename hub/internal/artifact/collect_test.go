@@ -113,6 +113,31 @@ func TestAPushBeyondTheQuotaIsRefusedAndNothingOfItIsKept(t *testing.T) {
 	require.EqualValues(t, 900, b.registry.UsedBytes("other"))
 }
 
+// What an app is called hides no push from the quota.
+func TestAPushToAnAppWithAnOddNameIsStillAPush(t *testing.T) {
+	for _, app := range []string{"blobs", "manifests"} {
+		t.Run(app, func(t *testing.T) {
+			b := newBench(t)
+			b.quota.Store(1000)
+			p := b.pusher(t, "org/acme/"+app+"/web")
+			status, upload, text := p.do(t, http.MethodPost, "/blobs/uploads/", nil)
+			require.Equal(t, http.StatusAccepted, status, text)
+			status, _, text = p.do(t, http.MethodPatch, upload, chunked(2000))
+			require.Equal(t, http.StatusForbidden, status, text)
+			require.Contains(t, text, "quota_exceeded")
+
+			_, upload, _ = p.do(t, http.MethodPost, "/blobs/uploads/", nil)
+			b.ended.Store(true)
+			status, _, text = p.do(t, http.MethodPost, "/blobs/uploads/", nil)
+			require.Equal(t, http.StatusForbidden, status, text)
+			status, _, text = p.do(t, http.MethodPut, "/manifests/latest", strings.NewReader("{}"))
+			require.Equal(t, http.StatusForbidden, status, text)
+			status, _, text = p.do(t, http.MethodPatch, upload, chunked(10))
+			require.Equal(t, http.StatusAccepted, status, "an upload that began before goes on: "+text)
+		})
+	}
+}
+
 func TestUnfinishedUploadsCountUntilTheyEnd(t *testing.T) {
 	b := newBench(t)
 	b.quota.Store(1000)

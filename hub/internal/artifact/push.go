@@ -101,7 +101,7 @@ func refuseUnread(w http.ResponseWriter, req *http.Request, err error) {
 func (r *Registry) push(w http.ResponseWriter, req *http.Request, c claims, repository string) {
 	owner, _ := OrgSlugOf(repository)
 	ctx := req.Context()
-	if err := r.intentOpen(req, c); err != nil {
+	if err := r.intentOpen(req, c, repository); err != nil {
 		refuseUnread(w, req, err)
 		return
 	}
@@ -137,9 +137,10 @@ func (r *Registry) push(w http.ResponseWriter, req *http.Request, c claims, repo
 
 // intentOpen refuses a request that begins an upload or stores a manifest after the token's publish intent has ended: a
 // token outlives its intent by minutes. An upload that began before continues.
-func (r *Registry) intentOpen(req *http.Request, c claims) error {
+func (r *Registry) intentOpen(req *http.Request, c claims, repository string) error {
 	intentID, isIntent := strings.CutPrefix(c.Subject, subjectIntent)
-	if !isIntent || (req.Method != http.MethodPost && !strings.Contains(req.URL.Path, "/manifests/")) {
+	isManifest := strings.HasPrefix(req.URL.Path, "/v2/"+repository+"/manifests/")
+	if !isIntent || (req.Method != http.MethodPost && !isManifest) {
 		return nil
 	}
 	err := r.conf.IntentOpen(req.Context(), intentID)
@@ -161,17 +162,17 @@ func (r *Registry) dropUpload(ctx context.Context, urlPath, repository string) {
 	}
 }
 
-// pushTo returns the repository that the request stores something in; empty where it stores nothing, or may not.
+// pushTo returns the repository that the request stores something in; empty where it stores nothing, or may not. A
+// repository's own name may hold /blobs/ or /manifests/: an app may be called so.
 func pushTo(req *http.Request, c claims) string {
 	if req.Method != http.MethodPost && req.Method != http.MethodPut && req.Method != http.MethodPatch {
 		return ""
 	}
-	for _, kind := range []string{"/blobs/", "/manifests/"} {
-		name, _, ok := strings.Cut(strings.TrimPrefix(req.URL.Path, "/v2/"), kind)
-		if ok && slices.ContainsFunc(c.Grants, func(g grant) bool {
-			return g.Repository == name && slices.Contains(g.Actions, actionPush)
-		}) {
-			return name
+	for _, g := range c.Grants {
+		rest, ok := strings.CutPrefix(req.URL.Path, "/v2/"+g.Repository)
+		if ok && (strings.HasPrefix(rest, "/blobs/") || strings.HasPrefix(rest, "/manifests/")) &&
+			slices.Contains(g.Actions, actionPush) {
+			return g.Repository
 		}
 	}
 	return ""
