@@ -295,10 +295,13 @@ func ReduceHold(ctx context.Context, tx db.Tx, subjectID string, now time.Time) 
 	return setRenewal(ctx, tx, s.ID, time.Time{})
 }
 
-// ResumeRenewals makes members due that are to run again.
+// ResumeRenewals makes members due that are to run again, also those whose turn ReduceHold has put behind the end of
+// their lease.
 func ResumeRenewals(ctx context.Context, tx db.Tx, subjectIDs []string, now time.Time) error {
 	return tx.Queue(ctx, `UPDATE subjects SET renew_at = $2 WHERE id = ANY($1) AND closed_at IS NULL AND kind = 'member'
-		AND (renew_at IS NULL OR failures > 0)`, uuids(subjectIDs), now)
+		AND (renew_at IS NULL OR failures > 0 OR renew_at > (SELECT l.expires_at FROM leases l
+			WHERE l.node_id = subjects.node_id AND l.subject_id = subjects.id AND l.lease_no = subjects.lease_no))`,
+		uuids(subjectIDs), now)
 }
 
 // NoteIdle takes over what a node says of its members at a moment: whether nothing of one runs. No usage is expected of

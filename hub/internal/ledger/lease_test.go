@@ -422,6 +422,27 @@ func TestLaw07AReducedHoldPaysForLateUsageAsFarAsItGoes(t *testing.T) {
 	w.checkInvariants()
 }
 
+// Law 3: a member that was stopped past its half-life, and is started while its lease still runs, is renewed before the
+// lease ends.
+func TestLaw03AMemberThatRunsAgainIsRenewedWhileItsLeaseRuns(t *testing.T) {
+	w := newWorld(t)
+	w.credit("1000")
+	stopped, other := w.member(), w.member()
+	w.lease(stopped, 100*time.Minute)
+	w.now = noon.Add(61 * time.Minute)
+	w.lease(other, 100*time.Minute)
+	require.Equal(t, []string{stopped.ID}, w.due())
+	require.NoError(t, do(w, func(ctx context.Context, tx db.Tx) error {
+		return ledger.ReduceHold(ctx, tx, stopped.ID, w.now)
+	}))
+	require.Empty(t, w.due())
+	w.now = noon.Add(65 * time.Minute)
+	require.NoError(t, do(w, func(ctx context.Context, tx db.Tx) error {
+		return ledger.ResumeRenewals(ctx, tx, []string{stopped.ID, other.ID}, w.now)
+	}))
+	require.Equal(t, []string{stopped.ID}, w.due(), "the other one has its turn at its half-life")
+}
+
 func (w *world) due() (ids []string) {
 	w.t.Helper()
 	for _, d := range must(w, func(ctx context.Context, tx db.Tx) ([]ledger.Row, error) {
