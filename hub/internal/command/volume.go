@@ -43,7 +43,7 @@ func (s *Service) CreateVolume(ctx context.Context, m Meta, in capacity.NewVolum
 		if err := capacity.CreateVolume(ctx, tx, v, room); err != nil {
 			return capacity.Volume{}, err
 		}
-		if err := ledger.CheckFunds(ctx, tx, change.VolumeSubject(v, m.Now)); err != nil {
+		if err := checkFunds(ctx, tx, m, v, v.SizeBytes); err != nil {
 			return capacity.Volume{}, err
 		}
 		return v, change.CompleteVolume(ctx, tx, m.by(), iam.VolumeCreate, capacity.VolumeChange{Volume: v})
@@ -64,6 +64,14 @@ func volumeRoom(ctx context.Context, tx db.Tx, nodeID string) (int64, error) {
 			"older, or its machine lacks loop devices, ext4 or e2fsprogs.", nil)
 	}
 	return fleet.VolumeBytes(ctx, tx, node)
+}
+
+// checkFunds refuses what a volume is to take, or to take more, where the wallet does not cover it: a volume is kept
+// when the wallet is empty.
+func checkFunds(ctx context.Context, tx db.Tx, m Meta, v capacity.Volume, bytes int64) error {
+	s := change.VolumeSubject(v, m.Now)
+	s.VolumeBytes = bytes
+	return ledger.CheckFunds(ctx, tx, s)
 }
 
 // volumeToChange reads a volume of a project in which the caller has the permission.
@@ -93,6 +101,9 @@ func (s *Service) ResizeVolume(ctx context.Context, m Meta, projectID, id string
 		after, err := capacity.ResizeVolume(ctx, tx, before, sizeBytes, room, m.Now)
 		if err != nil || after.SizeBytes == before.SizeBytes {
 			return after, err
+		}
+		if err := checkFunds(ctx, tx, m, after, after.SizeBytes-before.SizeBytes); err != nil {
+			return capacity.Volume{}, err
 		}
 		return after, change.CompleteVolume(ctx, tx, m.by(), iam.VolumeCreate,
 			capacity.VolumeChange{Volume: after, Before: before.Status})
@@ -163,6 +174,9 @@ func (s *Service) CreateVolumeSnapshot(ctx context.Context, m Meta, projectID, i
 			UpdatedAt: m.Now,
 		}
 		if err := capacity.CreateSnapshot(ctx, tx, v, snapshot, room); err != nil {
+			return capacity.Snapshot{}, err
+		}
+		if err := checkFunds(ctx, tx, m, v, snapshot.SizeBytes); err != nil {
 			return capacity.Snapshot{}, err
 		}
 		return snapshot, change.CompleteVolume(ctx, tx, m.by(), iam.VolumeSnapshot,

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/nodes"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/hub/plan"
@@ -322,6 +323,28 @@ func TestAVolumeGrows(t *testing.T) {
 	require.Equal(t, capacity.VolumeReady, w.getVolume(v.ID).Status)
 	require.EqualValues(t, 96<<20, w.getVolume(v.ID).SizeBytes)
 	require.Equal(t, 96<<20, w.Count(`SELECT volume_bytes FROM subjects WHERE id = $1`, v.ID))
+}
+
+// Law 7: what is kept when the wallet is empty does not grow on it.
+func TestLaw07AVolumeGrowsOnlyWithMoney(t *testing.T) {
+	w := newVolumeWorld(t)
+	v := w.volume("data")
+	w.Tx(func(ctx context.Context, tx db.Tx) error {
+		return second(ledger.CreatePrice(ctx, tx, ledger.Price{
+			ID: db.NewID(), Meter: ledger.MeterVolumeByteSeconds, Currency: "EUR", Nanos: 1_000_000_000, Per: "hour",
+			From: w.Now,
+		}, w.Now))
+	})
+	w.Exec(`UPDATE wallets SET balance_nanos = 40000000`) // of the 0.0625 that 64 MiB cost in an hour
+	before := w.Contents()
+	resize := func(mib int64) error {
+		return second(w.Commands().ResizeVolume(t.Context(), w.Meta("resize"), w.Project.ID, v.ID, mib<<20))
+	}
+	requireCode(t, "insufficient_funds", second(w.Commands().CreateVolumeSnapshot(t.Context(), w.Meta("snapshot"),
+		w.Project.ID, v.ID, "first")))
+	requireCode(t, "insufficient_funds", resize(128))
+	require.Equal(t, before, w.Contents())
+	require.NoError(t, resize(96), "only what it takes more is to be covered")
 }
 
 // A second resize before the first is through reaches the node too.
