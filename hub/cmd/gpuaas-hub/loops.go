@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/idempotency"
 	"github.com/gpuaas/gpuaas/hub/internal/periodic"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/loop"
 )
@@ -61,7 +62,7 @@ func (h *hub) loops() []*loop.Loop {
 	h.db.OnCommit(event.NumberedQueue, func(string) { follow.Wake() })
 	return append(h.dispatcher.Loops(), h.reloadDenyList, number, follow,
 		loop.New("sweep", min(sweepEvery, h.conf.resync), h.nodes.Sweep, h.log),
-		every("accrue", accrueEvery, passes.AccrueAllocations),
+		every("accrue", accrueEvery, h.accrue),
 		every("identities", min(identitiesEvery, h.conf.resync), h.renewIdentities),
 		every("post", min(postEvery, h.conf.postingInterval), post),
 		every("settle", settleEvery, settle),
@@ -72,6 +73,18 @@ func (h *hub) loops() []*loop.Loop {
 		every("usage slots", rotateEvery, passes.RotateUsage),
 		every("retention", deleteEvery, (&periodic.DeleteOld{Passes: passes, Retention: h.conf.retention}).Do),
 	)
+}
+
+// accrue bills allocations and ends those without credit.
+func (h *hub) accrue(ctx context.Context, now time.Time) error {
+	last, err := db.ReadTx(ctx, h.db, func(tx db.Tx) (recovery.Restore, error) {
+		last, _, err := recovery.Last(ctx, tx)
+		return last, err
+	})
+	if err != nil {
+		return err
+	}
+	return periodic.Passes{DB: h.db, Log: h.log}.AccrueAllocations(ctx, last.At, now)
 }
 
 // renewIdentities gives app instances the next key of their service account.

@@ -23,8 +23,13 @@ type accrual struct {
 	ledger.Accrued
 }
 
+// restoreGrace is how long after a restore of the hub nothing ends for want of credit: what was granted after the
+// backup is lost until an admin grants it again.
+const restoreGrace = 24 * time.Hour
+
 // AccrueAllocations bills the time of all open allocations, and releases those whose wallet no longer covers them.
-func (p Passes) AccrueAllocations(ctx context.Context, now time.Time) error {
+// Within a day after the hub was restored they go on, and are findings; restored is zero where it never was.
+func (p Passes) AccrueAllocations(ctx context.Context, restored, now time.Time) error {
 	rowOf := func(a *accrual) ledger.Row { return a.Row }
 	accrue := pass[*accrual]{
 		Passes:       p,
@@ -46,14 +51,18 @@ func (p Passes) AccrueAllocations(ctx context.Context, now time.Time) error {
 		},
 	}
 	done, err := accrue.run(ctx)
+	end := p.releaseExhausted
+	if now.Before(restored.Add(restoreGrace)) {
+		end = p.spareExhausted
+	}
 	for _, a := range done {
 		if !a.Exhausted {
 			continue
 		}
 		p.Log.WarnContext(ctx, "the wallet no longer covers what is billed", slog.String("kind", a.Kind),
 			slog.String("id", a.ID))
-		if releaseErr := p.releaseExhausted(ctx, a, now); isTemporary(ctx, releaseErr) {
-			return errors.Join(err, releaseErr)
+		if endErr := end(ctx, a, now); isTemporary(ctx, endErr) {
+			return errors.Join(err, endErr)
 		}
 	}
 	return err
@@ -62,17 +71,39 @@ func (p Passes) AccrueAllocations(ctx context.Context, now time.Time) error {
 // releaseExhausted ends an exhausted allocation or attachment; where that fails, the next pass, which finds it
 // exhausted again, tries again.
 func (p Passes) releaseExhausted(ctx context.Context, a *accrual, now time.Time) error {
-	end, of := p.ReleaseUnpaid, change.Allocation
+	end := p.ReleaseUnpaid
 	if a.Kind == ledger.Attachment {
-		end, of = p.DetachUnpaid, change.Attachment
+		end = p.DetachUnpaid
 	}
 	cause := end(ctx, a.ID, db.NewID(), now)
 	if cause == nil || isTemporary(ctx, cause) {
 		return cause
 	}
 	return change.SetAside(ctx, p.DB, p.Log, cause, now, func(context.Context, db.Tx) (finding.Finding, error) {
-		return unreleased(of, a.Row, now), nil
+		return unreleased(resourceOf(a), a.Row, now), nil
 	})
+}
+
+// spareExhausted has an admin read of an exhausted allocation or attachment that goes on for now.
+func (p Passes) spareExhausted(ctx context.Context, a *accrual, now time.Time) error {
+	return db.WriteTx(ctx, p.DB, func(tx db.Tx) error {
+		return change.AddFinding(ctx, tx, finding.Finding{
+			NodeID:       a.NodeID,
+			Kind:         finding.Lease,
+			ResourceType: resourceOf(a),
+			ResourceID:   a.ID,
+			Detail: "The wallet, as it was at the backup, does not cover it any more; grant credit, or it ends 24 hours " +
+				"after the restore.",
+			At: now,
+		})
+	})
+}
+
+func resourceOf(a *accrual) string {
+	if a.Kind == ledger.Attachment {
+		return change.Attachment
+	}
+	return change.Allocation
 }
 
 // unreleased is the finding about an exhausted allocation or attachment that could not be ended.

@@ -30,7 +30,7 @@ func TestAccrualGoesOnPastAnAllocationThatCannotBeBilled(t *testing.T) {
 	w.Now = w.Now.Add(30 * time.Minute)
 	w.Occupy(ids[0], fmt.Sprintf("allocation:%s:%d", ids[0],
 		w.Count(`SELECT placed_nanos FROM holds WHERE subject_id = $1`, ids[0])))
-	require.NoError(t, w.passes().AccrueAllocations(t.Context(), w.Now))
+	require.NoError(t, w.passes().AccrueAllocations(t.Context(), time.Time{}, w.Now))
 	require.Equal(t, periodic.PassPageRows,
 		w.Count(`SELECT count(*) FROM subjects WHERE kind = 'allocation' AND accrued_until = $1`, w.Now))
 	found := w.Findings()
@@ -42,13 +42,13 @@ func TestAccrualGoesOnPastAnAllocationThatCannotBeBilled(t *testing.T) {
 		ids[0]))
 
 	w.Now = w.Now.Add(30 * time.Second)
-	require.NoError(t, w.passes().AccrueAllocations(t.Context(), w.Now))
+	require.NoError(t, w.passes().AccrueAllocations(t.Context(), time.Time{}, w.Now))
 	require.Equal(t, 1, w.Count(`SELECT failures FROM subjects WHERE id = $1`, ids[0]),
 		"it waits before it is tried again")
 
 	w.Exec(`DELETE FROM postings WHERE subject_id = $1 AND kind = 'occupied'`, ids[0])
 	w.Now = w.Now.Add(time.Minute)
-	require.NoError(t, w.passes().AccrueAllocations(t.Context(), w.Now))
+	require.NoError(t, w.passes().AccrueAllocations(t.Context(), time.Time{}, w.Now))
 	require.Equal(t, periodic.PassPageRows+1,
 		w.Count(`SELECT count(*) FROM subjects WHERE kind = 'allocation' AND accrued_until = $1 AND failures = 0`, w.Now))
 	require.Empty(t, w.Findings())
@@ -66,7 +66,7 @@ func TestPostingGoesOnPastASubjectThatCannotBePosted(t *testing.T) {
 	})
 	ids := w.Subjects(ledger.Allocation, 3)
 	w.Now = w.Now.Add(30 * time.Minute)
-	require.NoError(t, w.passes().AccrueAllocations(t.Context(), w.Now))
+	require.NoError(t, w.passes().AccrueAllocations(t.Context(), time.Time{}, w.Now))
 	var posting string
 	w.Tx(func(ctx context.Context, tx db.Tx) error {
 		return tx.QueryRow(ctx, `SELECT posting_id FROM pending_postings WHERE subject_id = $1`, ids[0]).Scan(&posting)

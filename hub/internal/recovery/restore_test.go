@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/sha256"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -22,6 +23,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/periodic"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
@@ -267,6 +269,37 @@ func TestLaw16ANodeEnrolledAfterTheBackupIsTakenIn(t *testing.T) {
 		finding.Allocation: made.Members[0].AllocationID,
 	}, again.Findings())
 	require.Equal(t, n.ID, again.Instance(made.ID).Members[0].NodeID)
+}
+
+// Law 16: the credit that was granted after the backup is lost with it. What it paid for goes on for a day, and an
+// admin reads of it.
+func TestLaw16WhatTheRestoredWalletDoesNotCoverGoesOnForADay(t *testing.T) {
+	lo := loseHub(t)
+	again := lo.restore()
+	last := hubtest.Tx(again, func(ctx context.Context, tx db.Tx) (recovery.Restore, error) {
+		r, _, err := recovery.Last(ctx, tx)
+		if err != nil {
+			return r, err
+		}
+		if _, err := tx.Exec(ctx, `UPDATE wallets SET balance_nanos = 0`); err != nil {
+			return r, err
+		}
+		_, err = ledger.CreatePrice(ctx, tx, ledger.Price{
+			ID: db.NewID(), Meter: ledger.MeterAllocationSeconds, Currency: "EUR", Nanos: 1_000_000_000, Per: "hour",
+			From: r.At,
+		}, r.At)
+		return r, err
+	})
+	passes := periodic.Passes{DB: again.DB, Log: slog.New(slog.DiscardHandler)}
+	accrue := func(after time.Duration) {
+		t.Helper()
+		require.NoError(t, passes.AccrueAllocations(t.Context(), last.At, last.At.Add(after)))
+	}
+	accrue(24*time.Hour - time.Second)
+	require.Equal(t, map[string]string{finding.Lease: lo.kept.Members[0].AllocationID}, again.Findings())
+	require.Equal(t, lifecycle.Running, again.Instance(lo.kept.ID).Lifecycle.Status)
+	accrue(24 * time.Hour)
+	require.Equal(t, lifecycle.Decommissioning, again.Instance(lo.kept.ID).Lifecycle.Status)
 }
 
 // A certificate of before the restore has expired by then: a newer one under an unknown id was never
