@@ -108,6 +108,27 @@ func TestMembersOfNodesThatARestoredHubWaitsForHoldUpNobodysRenewal(t *testing.T
 	require.Zero(t, r.notRenewed.Load())
 }
 
+// Of two machines with one key, neither gets a lease until an admin has released the node.
+func TestAQuarantinedNodeGetsNoLease(t *testing.T) {
+	w := newWorld(t)
+	member := w.Subjects(ledger.Member, 1)[0]
+	renew := func() int {
+		t.Helper()
+		require.NoError(t, newRenewals(w).Do(t.Context(), w.Now))
+		return w.leases(member)
+	}
+	w.Tx(func(ctx context.Context, tx db.Tx) error {
+		_, _, err := fleet.Quarantine(ctx, tx, w.Node, fleet.ReasonIdentityUsedTwice, w.Now)
+		return err
+	})
+	require.Zero(t, renew())
+	w.Tx(func(ctx context.Context, tx db.Tx) error {
+		_, _, err := fleet.Release(ctx, tx, w.Node, w.Now)
+		return err
+	})
+	require.Equal(t, 1, renew())
+}
+
 // A lease that cannot be issued is a finding, and the member's neighbours have theirs.
 func TestRenewalGoesOnPastAMemberThatCannotBeRenewed(t *testing.T) {
 	w := newWorld(t)
