@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/oidc"
 	"github.com/gpuaas/gpuaas/hub/internal/oidc/oidctest"
 )
@@ -76,7 +77,7 @@ func (h *house) loginAtProvider(t *testing.T, p *oidctest.Provider, name string)
 	return h.ask(t, "", "POST", "/auth/oidc/browser/finish", "", finishBody(back.Get("state"), back.Get("code")))
 }
 
-// Whom an invitation lets in by a password, it lets in by the identity provider, and nobody else.
+// Whom an invitation lets in by a password, it lets in by the identity provider, and nobody else, and no longer.
 func TestAnInvitationCountsAtTheIdentityProviderWhileItsMakerIsActive(t *testing.T) {
 	p := oidctest.NewForBrowsers(t)
 	h := newHouseWith(t, identityOf(p, nil))
@@ -89,6 +90,9 @@ func TestAnInvitationCountsAtTheIdentityProviderWhileItsMakerIsActive(t *testing
 	require.Equal(t, "identity_unknown", refused.text("code"))
 	h.must(t, boss, "POST", "/users/"+makerID+"/enable", "enable", "", 200)
 	require.Equal(t, 200, h.loginAtProvider(t, p, "ada").status)
+	h.invite(t, boss, orgID, "bob@acme.example", "")
+	h.wait(iam.DefaultInvitationLifetime)
+	require.Equal(t, "identity_unknown", h.loginAtProvider(t, p, "bob").text("code"))
 }
 
 func TestARemovedUserComesBackByTheIdentityProviderOnlyIfInvitedAgain(t *testing.T) {
