@@ -188,12 +188,12 @@ func TestTheHubsAuthorityVouchesOnlyForTheHubsNames(t *testing.T) {
 	}{
 		"without names": {
 			may:    []string{"localhost", "127.0.0.1", "::1", "10.1.2.3", "192.168.1.1", "hub.gpuaas.test", "this-machine"},
-			others: []string{"example.com", "bank.example", "8.8.8.8", "2001:db8::1", "gpuaas.test.example"},
+			others: []string{"example.com", "bank.example", "8.8.8.8", "2001:db8::1", "gpuaas.test.example", "evilgpuaas.test"},
 		},
 		"with names": {
 			names:  []string{"hub.example.com", "*.apps.example.com", "203.0.113.7"},
 			may:    []string{"localhost", "127.0.0.1", "hub.example.com", "203.0.113.7", "a.apps.example.com", "this-machine"},
-			others: []string{"example.com", "10.1.2.3", "203.0.113.8", "hub.gpuaas.test"},
+			others: []string{"example.com", "10.1.2.3", "203.0.113.8", "hub.gpuaas.test", "evilhub.example.com"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
