@@ -16,8 +16,8 @@ const (
 	bytesEach = 64
 )
 
-// checkEmbedded lists what of a value breaks a schema that a publisher wrote, sorted by pointer. A value that would take
-// too long is refused and not validated.
+// checkEmbedded lists what of a value breaks a schema that a publisher wrote, sorted by pointer. A value that would
+// take too long is refused and not validated.
 func checkEmbedded(schema map[string]any, value any) ([]fault.Field, error) {
 	compiled, err := compileSchema(schema)
 	if err != nil {
