@@ -333,6 +333,22 @@ func TestLaw05AnIntervalGoesOnWhereItWasCut(t *testing.T) {
 	checkChain(t, s, m)
 }
 
+// A container that the store did not know was up when nobody could read its counters. The next process must not take
+// what they show first for use since then: it may be in records of before the store was lost.
+func TestLaw05CountersThatWereNotReadYetCountFromTheirFirstReading(t *testing.T) {
+	m, dir := newMesh(t), t.TempDir()
+	s := open(t, dir, m)
+	run := meter.Run{RunID: "r", MemberID: "a", StartedAt: noon.Add(-time.Hour), Up: true}
+	sample(t, s, noon, run)
+	require.NoError(t, s.Close())
+	s = open(t, dir, m)
+	run.Sampled, run.CPUMicros = true, time.Hour.Microseconds()
+	sample(t, s, noon.Add(10*time.Second), run)
+	run.CPUMicros += 5 * time.Second.Microseconds()
+	sample(t, s, noon.Add(time.Minute), run)
+	require.Equal(t, 5*time.Second.Microseconds(), s.Consumed("a")[protocol.MeterCPUSeconds])
+}
+
 // A process died after it created a file of Badger and before it allocated it.
 func TestAnEmptyMemtableThatAKilledProcessLeftIsNoObstacle(t *testing.T) {
 	m, dir := newMesh(t), t.TempDir()

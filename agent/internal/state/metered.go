@@ -56,6 +56,7 @@ func lasting(all []meter.Interval) []meter.Interval {
 			OpenedAt:     iv.OpenedAt,
 			Accelerators: iv.Accelerators,
 			StartedAt:    iv.StartedAt,
+			CPUUnread:    iv.CPUUnread,
 			Unknown:      iv.Unknown,
 			NoDevice:     iv.NoDevice,
 		})
