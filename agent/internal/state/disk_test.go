@@ -244,6 +244,32 @@ func TestAnExitIsMeasuredOnAFullDiskWhateverElseIsFound(t *testing.T) {
 	require.True(t, s.Measured("r1"))
 }
 
+// After a restart on the full disk the store knows what it sealed before: it counts as unsent, and its space is given
+// back once the hub has archived it.
+func TestUsageFromBeforeAFullDiskIsKnownAfterARestart(t *testing.T) {
+	d := newSmallDisk(t)
+	s := d.open()
+	use(t, s, "a", "r1", 60)
+	before := s.Spool()
+	require.Positive(t, before.LastSegment)
+	d.fill(0)
+	sample(t, s, noon.Add(2*time.Minute), meter.Run{RunID: "r1", MemberID: "a", StartedAt: noon, Up: true})
+	full := s.Spool()
+	require.Greater(t, full.LastSegment, before.LastSegment)
+	require.Greater(t, full.UnsentBytes, before.UnsentBytes)
+	require.NoError(t, s.Close())
+	s = d.open()
+	require.Equal(t, full, s.Spool())
+	d.free()
+	require.NoError(t, s.AcknowledgeUsage(spool.HubProgress{
+		Incarnation: s.Incarnation(), Posted: full.LastSegment, Archived: full.LastSegment,
+	}))
+	for number := uint64(1); number <= full.LastSegment; number++ {
+		_, err := s.Segment(number)
+		require.Error(t, err, "segment %d is archived, so forgotten", number)
+	}
+}
+
 func TestTornWriteOfTheReserveLeavesTheChangesBeforeIt(t *testing.T) {
 	d := newSmallDisk(t)
 	s := d.open()

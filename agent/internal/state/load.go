@@ -30,6 +30,12 @@ func (s *Store) load() error {
 		sizes:      map[uint64]int64{},
 	}
 	err := s.db.View(func(tx *badger.Txn) error {
+		// The chain says which segments are this incarnation's, also where it waits for space.
+		if raw, newer := s.pending.Sets[keyChain]; newer {
+			if err := s.read(keyChain, raw); err != nil {
+				return fmt.Errorf("%s: %w", keyChain, err)
+			}
+		}
 		it := tx.NewIterator(badger.IteratorOptions{PrefetchValues: true, PrefetchSize: 8})
 		defer it.Close()
 		for it.Rewind(); it.Valid(); it.Next() {
