@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -48,7 +49,7 @@ func (s *Store) seal(chain spool.Chain, metered meter.State, records []*protocol
 			}
 			out.consumed[r.GetMemberId()] = totals
 		}
-		totals[r.GetMeter()] += r.GetQuantity()
+		totals[r.GetMeter()] = sum(totals[r.GetMeter()], r.GetQuantity())
 	}
 	for len(records) > 0 {
 		var seg signed
@@ -59,6 +60,14 @@ func (s *Store) seal(chain spool.Chain, metered meter.State, records []*protocol
 		out.segments = append(out.segments, seg)
 	}
 	return out, nil
+}
+
+// sum adds up to the largest number: a member that holds a TiB uses more byte-seconds in a hundred days.
+func sum(used, more int64) int64 {
+	if more > math.MaxInt64-used {
+		return math.MaxInt64
+	}
+	return used + more
 }
 
 // sealOne seals as many records as fit in one segment, and returns the rest.

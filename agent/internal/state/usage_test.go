@@ -3,6 +3,7 @@ package state_test
 import (
 	"crypto/sha256"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"testing"
@@ -243,4 +244,17 @@ func TestLaw05AndLaw17ARestartBetweenSamplesChangesNoUsage(t *testing.T) {
 			})
 		}
 	}
+}
+
+// What a member has used of a meter stays the largest number once it is there: a negative one would count as unspent
+// money of its lease.
+func TestWhatAMemberHasUsedNeverTurnsNegative(t *testing.T) {
+	s := open(t, t.TempDir(), newMesh(t))
+	require.NoError(t, s.OpenRun(state.Run{ID: "r", MemberID: "a", OpenedAt: noon}))
+	run := meter.Run{RunID: "r", MemberID: "a", StartedAt: noon, Up: true, Sampled: true, MemoryBytes: math.MaxInt64}
+	for minutes := range 4 {
+		sample(t, s, noon.Add(time.Duration(minutes)*time.Minute), run)
+	}
+	require.EqualValues(t, math.MaxInt64, s.Consumed("a")[protocol.MeterMemoryByteSeconds])
+	require.Equal(t, (3 * time.Minute).Microseconds(), s.Consumed("a")[protocol.MeterSessionSeconds])
 }
