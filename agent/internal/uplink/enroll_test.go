@@ -1,6 +1,7 @@
 package uplink_test
 
 import (
+	"encoding/pem"
 	"os"
 	"path/filepath"
 	"strings"
@@ -8,10 +9,12 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/internal/uplink"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -171,6 +174,57 @@ func TestCertificateIsRenewedAlsoAfterItHasExpired(t *testing.T) {
 	cert, err := again.Certificate()
 	require.NoError(t, err)
 	require.True(t, cert.Leaf.NotAfter.After(time.Now()))
+}
+
+// A renewed certificate counts although there is no room for it: else a full disk would end the node's session with the
+// certificate of before, and nobody could end anything on the node any more.
+func TestARenewedCertificateCountsOnAFullDisk(t *testing.T) {
+	skip.Root(t, "mounts")
+	dir := t.TempDir()
+	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, 0)) })
+	creds, err := uplink.OpenCredentials(dir)
+	require.NoError(t, err)
+	h, id := newMesh(t), uplink.Identity{NodeID: nodeID, SessionAddr: "hub.example:1"}
+	chain := func(life time.Duration) []byte {
+		return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: h.certificate(h.nodeCACert, h.nodeCA,
+			creds.PublicKey(), protocol.NodeSPIFFE(domain, nodeID), time.Now(), life)})
+	}
+	ends := func() time.Time {
+		cert, err := creds.Certificate()
+		require.NoError(t, err)
+		return cert.Leaf.NotAfter
+	}
+	fill := func() {
+		ballast, err := os.Create(filepath.Join(dir, "ballast"))
+		require.NoError(t, err)
+		for err == nil {
+			_, err = ballast.Write(make([]byte, 4096))
+		}
+		require.ErrorIs(t, err, unix.ENOSPC)
+		require.NoError(t, ballast.Close())
+	}
+	fill()
+	require.EqualValues(t, "disk_full", fault.As(creds.Save(id, chain(time.Hour))).Code)
+	require.False(t, creds.Enrolled(), "an enrollment is there whole or not at all")
+
+	require.NoError(t, os.Remove(filepath.Join(dir, "ballast")))
+	require.NoError(t, creds.Save(id, chain(time.Hour)))
+	first := ends()
+	fill()
+	id.SessionAddr = "hub.example:2"
+	require.NoError(t, creds.Save(id, chain(2*time.Hour)))
+	require.True(t, ends().After(first))
+	require.Equal(t, id, creds.Identity())
+
+	creds, err = uplink.OpenCredentials(dir)
+	require.NoError(t, err)
+	require.Equal(t, first, ends(), "the next agent renews that of before")
+	require.NoError(t, os.Remove(filepath.Join(dir, "ballast")))
+	require.NoError(t, creds.Save(id, chain(3*time.Hour)))
+	creds, err = uplink.OpenCredentials(dir)
+	require.NoError(t, err)
+	require.True(t, ends().After(first))
 }
 
 func TestANodeWhoseTrustBundleIsGoneGetsItAgainByItsPin(t *testing.T) {

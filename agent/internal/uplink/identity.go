@@ -19,6 +19,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/pkg/durable"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -203,13 +204,25 @@ func (c *Credentials) request(hostname string) (string, error) {
 	return string(pem.EncodeToMemory(&pem.Block{Type: pemRequest, Bytes: der})), nil
 }
 
-// save stores the certificate, then the identity: an identity without a certificate cannot be opened.
+// save stores certificate and identity and uses them from then on. A renewal counts on a full disk, too: without it the
+// node would lose its session. The next start of the agent then finds the certificate of before, and renews it.
 func (c *Credentials) save(id Identity, chain []byte) error {
 	cert, err := c.parse(chain)
 	if err != nil {
 		return fault.New(fault.Internal, codeCertificateInvalid, "The hub answered with a certificate that this node "+
 			"cannot use.", err)
 	}
+	if err := c.write(id, chain); err != nil && (!agent.IsDiskFull(err) || !c.Enrolled()) {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.identity, c.cert = id, cert
+	return nil
+}
+
+// write stores the certificate, then the identity: an identity without a certificate cannot be opened.
+func (c *Credentials) write(id Identity, chain []byte) error {
 	raw, err := json.MarshalIndent(id, "", "  ")
 	if err != nil {
 		return err
@@ -218,13 +231,7 @@ func (c *Credentials) save(id Identity, chain []byte) error {
 		return err
 	}
 	failpoint.Hit("agent/enroll/certificate_written")
-	if err := writeFile(filepath.Join(c.dir, identityFile), append(raw, '\n')); err != nil {
-		return err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.identity, c.cert = id, cert
-	return nil
+	return writeFile(filepath.Join(c.dir, identityFile), append(raw, '\n'))
 }
 
 func (c *Credentials) parse(chain []byte) (*tls.Certificate, error) {
