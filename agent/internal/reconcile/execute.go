@@ -24,6 +24,7 @@ func (r *Reconciler) start(ctx context.Context, a agent.Action) {
 		return
 	}
 	pull, pulling := a.(agent.PullImage)
+	_, stopping := a.(agent.StopContainer)
 	ctx = r.workContext(ctx, id)
 	acting, cancel := context.WithCancel(ctx)
 	w := &work{image: pull.Image, service: agent.ServiceOf(a), cancel: cancel}
@@ -36,11 +37,13 @@ func (r *Reconciler) start(ctx context.Context, a agent.Action) {
 		if pulling {
 			slots = r.pulls
 		}
-		select {
-		case slots <- struct{}{}:
-			defer func() { <-slots }()
-		case <-acting.Done():
-			return
+		if !stopping { // how long a stop takes, the container decides: it delays no other member
+			select {
+			case slots <- struct{}{}:
+				defer func() { <-slots }()
+			case <-acting.Done():
+				return
+			}
 		}
 		began := time.Now()
 		failpoint.Hit("agent/action/begun")

@@ -26,7 +26,7 @@ import (
 const (
 	// maxPulls bounds image pulls: they compete for one uplink and one disk.
 	maxPulls = 3
-	// maxActions bounds all other actions.
+	// maxActions bounds all other actions but stops, which mostly wait.
 	maxActions = 32
 	// firstPassMax bounds how long housekeeping waits for the first pass.
 	firstPassMax = 5 * time.Second
