@@ -1,6 +1,7 @@
 package accelerator
 
 import (
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -51,4 +52,41 @@ func TestAnAcceleratorIsNotTestedWhileAContainerHasIt(t *testing.T) {
 	require.Empty(t, advance(time.Hour))
 	i.SetUsed(nil)
 	require.Equal(t, map[string]duty{"GPU-a": dutyTest}, advance(time.Hour))
+}
+
+// The kernel's log speaks of a GPU whose driver answers only long after the agent's start, as one without persistence
+// mode does: the message waits for it, also where the agent is started again meanwhile, and counts once.
+func TestAMessageWaitsForTheDriverOfItsGPU(t *testing.T) {
+	dir, now := t.TempDir(), time.Unix(1_800_000_000, 0)
+	log := filepath.Join(dir, "kmsg")
+	require.NoError(t, os.WriteFile(log, []byte("3,7,5140900,-;NVRM: Xid (PCI:0000:1b:00): 95, pid=1, Uncontained\n"+
+		"3,8,5140900,-;NVRM: Xid (PCI:0000:43:00): 79, GPU has fallen off the bus.\n"), 0o600))
+	cfg := Config{Root: t.TempDir(), LadderFile: filepath.Join(dir, "health.json")}
+	started := func() (i *Inventory, advance func()) {
+		i = New(cfg)
+		i.sources[1].scannedAt = now // AMD's driver answers at once
+		kernel := &kernelLog{path: log}
+		t.Cleanup(kernel.close)
+		return i, func() { i.advance(t.Context(), kernel, now) }
+	}
+	for range 2 {
+		i, advance := started()
+		advance()
+		advance()
+		require.Len(t, i.ladder.Unplaced, 2)
+		require.Empty(t, i.ladder.Rungs)
+	}
+	i, advance := started()
+	i.sources[0].scannedAt = now
+	i.sources[0].found = []*protocol.Accelerator{{
+		Id: "GPU-a", PciAddress: "0000:1b:00.0", Health: protocol.HealthOK,
+	}}
+	advance()
+	require.Equal(t, protocol.HealthNeedsReset, i.ladder.Rungs["GPU-a"].Health)
+	require.Len(t, i.ladder.Rungs, 1, "the other GPU is gone")
+	require.Empty(t, i.ladder.Unplaced)
+
+	i.ladder.Rungs = map[string]rung{}
+	advance()
+	require.Empty(t, i.ladder.Rungs, "it counts once")
 }

@@ -54,11 +54,11 @@ func (r rung) after(s signal, now time.Time) rung {
 	if r.Health == protocol.HealthQuarantined {
 		return r
 	}
-	switch s.verdict {
+	switch s.Verdict {
 	case noVerdict:
 	case appFault:
 		if r.Health == "" {
-			r.Reason, r.Since = s.cause+" of the app", now
+			r.Reason, r.Since = s.Cause+" of the app", now
 		}
 	case needsReset, driverResets:
 		if r.Health != protocol.HealthNeedsReset {
@@ -69,7 +69,7 @@ func (r rung) after(s signal, now time.Time) rung {
 			r = r.resetBy(nil, now)
 		}
 	case needsService:
-		r.Health, r.Reason, r.Since = protocol.HealthQuarantined, s.cause, now
+		r.Health, r.Reason, r.Since = protocol.HealthQuarantined, s.Cause, now
 	}
 	return r
 }
@@ -78,7 +78,7 @@ func (r rung) needReset(s signal, now time.Time) rung {
 	if now.Sub(r.FirstReset) > resetWindow {
 		r.Resets = 0
 	}
-	r.Health, r.Reason, r.Since, r.ByDriver = protocol.HealthNeedsReset, s.cause, now, s.verdict == driverResets
+	r.Health, r.Reason, r.Since, r.ByDriver = protocol.HealthNeedsReset, s.Cause, now, s.Verdict == driverResets
 	if r.Resets >= maxResets {
 		r.Health = protocol.HealthQuarantined
 	}

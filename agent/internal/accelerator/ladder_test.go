@@ -72,7 +72,7 @@ func FuzzKernelRecord(f *testing.F) {
 	f.Fuzz(func(t *testing.T, line string) {
 		if _, text, ok := readRecord(line); ok {
 			if s, ok := readMessage(text); ok {
-				require.NotEmpty(t, s.address)
+				require.NotEmpty(t, s.Address)
 			}
 		}
 	})
@@ -80,12 +80,12 @@ func FuzzKernelRecord(f *testing.F) {
 
 func TestTheLadderLeadsBackOrToQuarantine(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
-	fault := signal{verdict: needsReset, cause: "Xid 95"}
+	fault := signal{Verdict: needsReset, Cause: "Xid 95"}
 	step := func(r rung, answers, free bool, later time.Duration) (rung, duty) {
 		now = now.Add(later)
 		return r.step(answers, free, time.Minute, now)
 	}
-	r := rung{}.after(signal{verdict: appFault, cause: "Xid 31"}, now)
+	r := rung{}.after(signal{Verdict: appFault, Cause: "Xid 31"}, now)
 	require.Empty(t, r.Health)
 	require.Equal(t, "Xid 31 of the app", r.Reason)
 
@@ -118,7 +118,7 @@ func TestTheLadderLeadsBackOrToQuarantine(t *testing.T) {
 	}
 	r = r.after(fault, now)
 	require.Equal(t, protocol.HealthQuarantined, r.Health, "resets do not help")
-	require.Equal(t, r, r.after(signal{verdict: driverHasReset}, now))
+	require.Equal(t, r, r.after(signal{Verdict: driverHasReset}, now))
 	released := r.released(now)
 	require.Equal(t, protocol.HealthTesting, released.Health)
 	require.Zero(t, released.Resets)
@@ -126,7 +126,7 @@ func TestTheLadderLeadsBackOrToQuarantine(t *testing.T) {
 	again := healthy.after(fault, now.Add(2*resetWindow))
 	require.Zero(t, again.Resets, "resets of long ago do not count")
 
-	lost := rung{}.after(fault, now).after(signal{verdict: needsService, cause: "Xid 79"}, now)
+	lost := rung{}.after(fault, now).after(signal{Verdict: needsService, Cause: "Xid 79"}, now)
 	require.Equal(t, lost, lost.resetBy(nil, now), "the driver gave it up while it was reset")
 	released = lost.released(now)
 	require.Equal(t, released, released.resetBy(errors.New("in use"), now))
@@ -142,10 +142,10 @@ func TestTheLadderLeadsBackOrToQuarantine(t *testing.T) {
 	}
 	require.Equal(t, protocol.HealthQuarantined, failing.Health)
 
-	driver := rung{}.after(signal{verdict: driverResets}, now)
+	driver := rung{}.after(signal{Verdict: driverResets}, now)
 	_, due = step(driver, true, true, time.Hour)
 	require.Equal(t, noDuty, due, "the driver does it")
-	require.Equal(t, protocol.HealthTesting, driver.after(signal{verdict: driverHasReset}, now).Health)
-	require.Equal(t, protocol.HealthQuarantined, driver.after(signal{verdict: needsService}, now).Health)
+	require.Equal(t, protocol.HealthTesting, driver.after(signal{Verdict: driverHasReset}, now).Health)
+	require.Equal(t, protocol.HealthQuarantined, driver.after(signal{Verdict: needsService}, now).Health)
 	require.Contains(t, driver.withoutReset().withoutReset().Reason, "reset it or reboot")
 }

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,6 +20,9 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
+// maxUnplaced bounds the messages that wait for a driver; the oldest are dropped first.
+const maxUnplaced = 256
+
 // errNoReset: the machine has no program that resets the accelerator.
 var errNoReset = errors.New("the machine has no program that resets it")
 
@@ -26,8 +30,10 @@ var errNoReset = errors.New("the machine has no program that resets it")
 type ladder struct {
 	// rungs are by the id of the accelerator.
 	Rungs map[string]rung `json:"rungs"`
-	// Read is the last record of the kernel's log that counts already.
+	// Read is the last record of the kernel's log that counts already, but for the messages that are unplaced.
 	Read uint64 `json:"read"`
+	// Unplaced are messages about accelerators that no driver has named yet, oldest first.
+	Unplaced []signal `json:"unplaced,omitempty"`
 	// ids are by PCI address, also of accelerators that are gone.
 	ids map[string]string
 	// used are the ids that containers have, as of usedAt.
@@ -93,19 +99,15 @@ func (i *Inventory) advance(ctx context.Context, log *kernelLog, now time.Time) 
 		for _, a := range s.found {
 			i.ladder.ids[a.GetPciAddress()] = a.GetId()
 			if a.GetHealth() == protocol.HealthNeedsReset && i.ladder.Rungs[a.GetId()].Health == "" {
-				i.move(ctx, a.GetId(), i.ladder.Rungs[a.GetId()].after(signal{verdict: needsReset, cause: a.GetHealthReason()},
+				i.move(ctx, a.GetId(), i.ladder.Rungs[a.GetId()].after(signal{Verdict: needsReset, Cause: a.GetHealthReason()},
 					now))
 			}
 		}
 	}
 	signals, last := log.read(i.ladder.Read)
-	for _, s := range signals {
-		if id := i.ladder.ids[s.address]; id != "" {
-			i.move(ctx, id, i.ladder.Rungs[id].after(s, now))
-		}
-	}
-	if i.ladder.Read != last {
-		i.ladder.Read = last
+	unplaced := i.place(ctx, slices.Concat(i.ladder.Unplaced, signals), now)
+	if i.ladder.Read != last || len(i.ladder.Unplaced) != len(unplaced) {
+		i.ladder.Read, i.ladder.Unplaced = last, unplaced
 		i.save(ctx)
 	}
 	duties := map[string]duty{}
@@ -124,6 +126,20 @@ func (i *Inventory) advance(ctx context.Context, log *kernelLog, now time.Time) 
 		}
 	}
 	return duties
+}
+
+// place applies messages of the drivers. It returns those about accelerators that a driver may still name which has not
+// answered since the agent's start.
+func (i *Inventory) place(ctx context.Context, signals []signal, now time.Time) (unplaced []signal) {
+	awaited := slices.ContainsFunc(i.sources, func(s *source) bool { return s.scannedAt.IsZero() })
+	for _, s := range signals {
+		if id := i.ladder.ids[s.Address]; id != "" {
+			i.move(ctx, id, i.ladder.Rungs[id].after(s, now))
+		} else if awaited {
+			unplaced = append(unplaced, s)
+		}
+	}
+	return unplaced[max(len(unplaced)-maxUnplaced, 0):]
 }
 
 // mayJudge reports whether the test of a reset accelerator may end: its driver, or every driver where none names it,

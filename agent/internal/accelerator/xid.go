@@ -58,11 +58,11 @@ func recoveryVerdict(text string) verdict {
 
 // signal is a message of a driver about one accelerator.
 type signal struct {
-	// address is the accelerator's PCI address.
-	address string
-	verdict verdict
-	// cause is for people.
-	cause string
+	// Address is the accelerator's PCI address.
+	Address string  `json:"address"`
+	Verdict verdict `json:"verdict"`
+	// Cause is for people.
+	Cause string `json:"cause"`
 }
 
 var (
@@ -84,12 +84,12 @@ func readMessage(text string) (s signal, ok bool) {
 	if m == nil {
 		return signal{}, false
 	}
-	s = signal{address: m[1], verdict: needsService, cause: strings.TrimRight(m[2], "!")}
+	s = signal{Address: m[1], Verdict: needsService, Cause: strings.TrimRight(m[2], "!")}
 	switch {
 	case strings.HasPrefix(m[2], "GPU reset begin"):
-		s.verdict = driverResets
+		s.Verdict = driverResets
 	case strings.HasSuffix(m[2], "succeeded!"):
-		s.verdict = driverHasReset
+		s.Verdict = driverHasReset
 	}
 	return s, true
 }
