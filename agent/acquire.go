@@ -55,7 +55,7 @@ func (d *differ) starts(w Workload, services []Service) []StartContainer {
 	var starts []StartContainer
 	for _, s := range services {
 		state, _ := d.unusable(s.AcceleratorIDs)
-		if state != 0 || d.isTaken(w, s) || d.anyInUse(s.AcceleratorIDs) || !d.hasImages(s) ||
+		if state != 0 || d.isTaken(w, s) || d.awaitsVolume(w, s) || d.anyInUse(s.AcceleratorIDs) || !d.hasImages(s) ||
 			d.completed(w, s) || !d.mayTry(w, s) || d.unmet(w, s) != "" || !d.mayBuild(w, s) {
 			continue
 		}
@@ -73,6 +73,27 @@ func (d *differ) starts(w Workload, services []Service) []StartContainer {
 func (d *differ) isTaken(w Workload, s Service) bool {
 	return slices.ContainsFunc(d.containers[w.MemberID], func(c Container) bool {
 		return c.Service == s.Name && !d.servesBeside(w, c)
+	})
+}
+
+// awaitsVolume reports whether a container that is being replaced may still write to a volume of the service: what it
+// writes belongs to the content before an upgrade, which is kept for a fallback.
+func (d *differ) awaitsVolume(w Workload, s Service) bool {
+	return len(s.Spec.GetVolumes()) > 0 && slices.ContainsFunc(d.containers[w.MemberID], func(c Container) bool {
+		if c.Status == Exited || isCurrent(w, c) {
+			return false
+		}
+		before, had := d.fallbackService(w, Service{Name: c.Service})
+		now, has := serviceNamed(w, c.Service)
+		return !had && !has || sharesVolume(s, before) || sharesVolume(s, now)
+	})
+}
+
+func sharesVolume(a, b Service) bool {
+	return slices.ContainsFunc(a.Spec.GetVolumes(), func(v *protocol.VolumeMount) bool {
+		return slices.ContainsFunc(b.Spec.GetVolumes(), func(o *protocol.VolumeMount) bool {
+			return v.GetName() == o.GetName()
+		})
 	})
 }
 
