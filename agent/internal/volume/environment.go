@@ -75,8 +75,8 @@ func OpenEnvironments(cfg Config, volumes *Volumes) (*Environments, error) {
 	for _, dir := range deleted {
 		err = errors.Join(err, os.RemoveAll(dir))
 	}
-	if err != nil {
-		return nil, environmentFailed("remove what was interrupted", err)
+	if err != nil { // it keeps no other from being used
+		e.cfg.Log.Error("a deleted environment cannot be removed", slog.Any("error", err))
 	}
 	return e, nil
 }

@@ -153,9 +153,28 @@ func (v *Volumes) copyImage(ctx context.Context, from, to string) (err error) {
 		return errors.Join(err, removeIfThere(unfinished))
 	}
 	if err := os.Rename(unfinished, to); err != nil {
-		return err
+		return errors.Join(err, removeIfThere(unfinished))
 	}
 	return durable.SyncDir(filepath.Dir(to))
+}
+
+// snapshotUpgrade takes the snapshot of an upgrade. Before it takes the place of the one before, the record names that
+// one no more: after a crash in between, a rollback would else find the content of another version.
+func (v *Volumes) snapshotUpgrade(ctx context.Context, id string, r record) error {
+	at := filepath.Join(v.path(id), upgradeName)
+	if err := v.snapshot(ctx, id, at+unfinishedSuffix); err != nil {
+		return err
+	}
+	if r.Upgrade != nil {
+		r.Upgrade = nil
+		if err := v.store(id, r); err != nil {
+			return err
+		}
+	}
+	if err := os.Rename(at+unfinishedSuffix, at); err != nil {
+		return err
+	}
+	return durable.SyncDir(v.path(id))
 }
 
 // copyData copies what is not a hole.

@@ -150,6 +150,24 @@ func mountImage(image, dir string, flags uintptr) error {
 	return nil
 }
 
+// makeContent makes the directory for containers, unless the file system has it. It gets its name last: after a crash
+// none is there that only root may use.
+func makeContent(at string) (content string, err error) {
+	content = filepath.Join(at, contentName)
+	if _, err := os.Lstat(content); !errors.Is(err, fs.ErrNotExist) {
+		return content, err
+	}
+	unfinished := content + unfinishedSuffix
+	if err := os.Mkdir(unfinished, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return content, err
+	}
+	// As /tmp: services of several users may share a volume.
+	if err := os.Chmod(unfinished, os.ModeSticky|os.ModePerm); err != nil {
+		return content, err
+	}
+	return content, os.Rename(unfinished, content)
+}
+
 // isMounted reports whether the file system on the device is mounted at dir.
 func isMounted(device, dir string) bool {
 	var dev, at unix.Stat_t

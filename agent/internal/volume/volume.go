@@ -85,15 +85,8 @@ func Open(cfg Config) (*Volumes, error) {
 		return nil, failed("read its directory", err)
 	}
 	for _, e := range entries {
-		name := e.Name()
-		if strings.HasPrefix(name, newPrefix) || strings.HasPrefix(name, deletedPrefix) {
-			if err := os.RemoveAll(v.path(name)); err != nil {
-				return nil, failed("remove what was interrupted", err)
-			}
-			continue
-		}
-		if err := v.recover(name); err != nil { // what needs it fails by itself
-			cfg.Log.Error("a volume cannot be recovered", slog.String("volume_id", name), slog.Any("error", err))
+		if err := v.recover(e.Name()); err != nil { // what needs it fails by itself
+			cfg.Log.Error("a volume cannot be recovered", slog.String("volume_id", e.Name()), slog.Any("error", err))
 		}
 	}
 	return v, nil
@@ -110,8 +103,11 @@ func (v *Volumes) Conditions() []string {
 	return nil
 }
 
-// recover makes one volume usable again after a crash.
+// recover makes one volume usable again after a crash, or removes what a creation or a deletion has left of it.
 func (v *Volumes) recover(id string) error {
+	if interrupted(id) != id {
+		return os.RemoveAll(v.path(id))
+	}
 	for _, pattern := range []string{
 		"*" + unfinishedSuffix, snapshotsName + "/*" + unfinishedSuffix, "." + recordName + ".*",
 	} {
@@ -211,7 +207,7 @@ func (v *Volumes) advance(ctx context.Context, id string, r record, to Revision)
 	what, after := r.next(to)
 	if what == takeSnapshot {
 		// The record follows: after a crash in between, the snapshot is made again, from an image that nothing has changed.
-		if err := v.snapshot(ctx, id, filepath.Join(v.path(id), upgradeName)); err != nil {
+		if err := v.snapshotUpgrade(ctx, id, r); err != nil {
 			return r, failed("snapshot", err)
 		}
 	}
@@ -327,12 +323,8 @@ func (v *Volumes) mount(id string) (string, error) {
 	if err := mountImage(v.image(id), at, 0); err != nil {
 		return "", failed("mount", err)
 	}
-	content := filepath.Join(at, contentName)
-	err := os.Mkdir(content, 0o700)
-	if err == nil {
-		err = os.Chmod(content, os.ModeSticky|os.ModePerm) // as /tmp: services of several users may share a volume
-	}
-	if err != nil && !errors.Is(err, fs.ErrExist) {
+	content, err := makeContent(at)
+	if err != nil {
 		return "", failed("prepare", err)
 	}
 	return content, nil
