@@ -75,11 +75,16 @@ func (n *Network) flowSet(name string) *nftables.Set {
 
 // openFlowLimit is how many flows of a member may be open.
 func openFlowLimit() uint32 {
-	text, err := readSysctl("net/netfilter/nf_conntrack_max")
+	size, err := readSysctl("net/netfilter/nf_conntrack_max")
 	if err != nil {
 		return maxFlows // the module is not loaded yet; the next check of the table knows
 	}
-	table, err := strconv.Atoi(text)
+	return shareOf(size)
+}
+
+// shareOf is what one member may have of a connection table of this size.
+func shareOf(size string) uint32 {
+	table, err := strconv.Atoi(size)
 	if err != nil || table <= 0 {
 		return maxFlows // 0 is no bound
 	}

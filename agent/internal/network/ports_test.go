@@ -21,7 +21,7 @@ func TestPublishedPortsOutliveTheAgent(t *testing.T) {
 
 func TestPortThatSomebodyHasClosedKeepsNoOtherOpen(t *testing.T) {
 	f := newFixture(t)
-	f.setup("stays", tcp(21000, 80))
+	f.setup(network.ID("stays", "web"), tcp(21000, 80))
 	f.setup("m1", tcp(21001, 80), tcp(21002, 80), network.PortMapping{HostPort: 21002, ContainerPort: 53, Protocol: "udp"})
 	sh(t, "nft delete element inet gpuaas_"+f.cfg.Bridge+" tcp_ports '{ 21001 }'")
 	require.NoError(t, f.n.Remove(ctxOf(t), "m1"))

@@ -119,3 +119,12 @@ func TestManyPublishedPortsAreOneTransaction(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, found)
 }
+
+// Where the connection table is small, a member has a part of it and not all.
+func TestAMemberHasAPartOfASmallConnectionTable(t *testing.T) {
+	for size, flows := range map[string]uint32{
+		"1048576": 4096, "262144": 4096, "65536": 1024, "7936": 124, "10": 1, "0": 4096, "": 4096,
+	} {
+		require.Equal(t, flows, shareOf(size), "%q entries", size)
+	}
+}
