@@ -113,6 +113,15 @@ func TestHubThatKnowsMoreMeansTheStoreIsBehind(t *testing.T) {
 	require.Equal(t, spool.Marks{Posted: 1}, m)
 }
 
+// A hub that is wrong about its own archive makes no node delete what the hub has not billed.
+func TestWhatIsNotPostedIsNotArchived(t *testing.T) {
+	m, err := spool.Acknowledge(spool.Marks{Posted: 1, Archived: 1}, spool.Chain{Incarnation: "i1", Number: 5},
+		spool.HubProgress{Incarnation: "i1", Posted: 3, Archived: 5}, nil)
+	require.NoError(t, err)
+	require.Equal(t, spool.Marks{Posted: 3, Archived: 3}, m)
+	require.EqualValues(t, 3, spool.PruneUpTo(m))
+}
+
 // A store that was put back and went on has sealed as many segments as the hub has posted, or more: only their content
 // tells.
 func TestLaw05HubThatPostedOtherSegmentsMeansTheStoreIsAnother(t *testing.T) {
