@@ -110,6 +110,28 @@ func TestARunOfALostStoreIsThatOfItsContainer(t *testing.T) {
 		[]string{run.ID, run.MemberID, run.InstanceID, run.Service, run.Copy})
 }
 
+// Of a container that fails by itself, or whose end nobody saw, what no scan has confirmed is not billed: perhaps its
+// accelerators failed.
+func TestWhatEndsUnseenMayHaveCrashed(t *testing.T) {
+	run := agent.Run{ID: "m.1", MemberID: "m", StartedAt: noon}
+	stopped := run
+	stopped.StopRequested = true
+	for name, c := range map[string]struct {
+		listed  agent.Listed
+		run     agent.Run
+		crashed bool
+	}{
+		"done":         {agent.Listed{}, run, false},
+		"failed":       {agent.Listed{ExitCode: 1}, run, true},
+		"stopped":      {agent.Listed{ExitCode: 143}, stopped, false},
+		"lost":         {agent.Listed{Lost: true}, run, true},
+		"lost at stop": {agent.Listed{Lost: true}, stopped, true},
+	} {
+		c.listed.ID, c.listed.MemberID, c.listed.Status = run.ID, run.MemberID, agent.Exited
+		require.Equal(t, c.crashed, c.listed.MeterRun(c.run, c.run, agent.Work{}, sameClock{}).Crashed, name)
+	}
+}
+
 // sameClock is a machine's clock that tells the node's time.
 type sameClock struct{}
 

@@ -18,10 +18,12 @@ import (
 func TestACommandHasItsCallerAtItsEndsAndDiesWithTheStream(t *testing.T) {
 	h, n := newHub(t), openNode(t)
 	require.NoError(t, n.enroll(h))
-	killed := make(chan struct{})
+	reading, killed := make(chan struct{}), make(chan struct{})
 	n.run(uplink.Config{Exec: func(ctx context.Context, runID string, c execstream.Command) (int, error) {
 		if c.Argv[0] == "hang" {
-			<-ctx.Done() // it reads no input
+			_, _ = c.Stdin.Read(make([]byte, 1))
+			close(reading)
+			<-ctx.Done() // it reads no more of its input
 			close(killed)
 			return 0, ctx.Err()
 		}
@@ -70,6 +72,7 @@ func TestACommandHasItsCallerAtItsEndsAndDiesWithTheStream(t *testing.T) {
 	stream, to, refused = run("m1", "hang")
 	require.Empty(t, refused)
 	require.NoError(t, to.Send(execstream.Stdin, []byte("nobody reads this")))
+	<-reading
 	stream.Abort()
 	<-killed
 }
