@@ -42,12 +42,12 @@ type evaluations struct {
 // apply counts what a schema does with a value. Where that depends on the value's content, it counts all.
 func (e *evaluations) apply(schema, value any) {
 	e.left--
+	if text, is := value.(string); is {
+		e.left -= len(text) / bytesEach
+	}
 	keywords, is := schema.(map[string]any)
 	if !is {
 		return
-	}
-	if text, is := value.(string); is {
-		e.left -= len(text) / bytesEach
 	}
 	for keyword, with := range keywords {
 		if e.left--; e.left < 0 {
@@ -80,10 +80,12 @@ func (e *evaluations) keyword(keyword string, with, value any) {
 		}
 	case "patternProperties":
 		for _, schema := range children(with) {
+			e.names(true, value) // each name meets the pattern
 			e.each(schema, value)
 		}
-	case "prefixItems", "items", "contains", "unevaluatedItems", "additionalProperties", "unevaluatedProperties",
-		"propertyNames":
+	case "propertyNames":
+		e.names(with, value)
+	case "prefixItems", "items", "contains", "unevaluatedItems", "additionalProperties", "unevaluatedProperties":
 		if list, is := with.([]any); is {
 			for _, schema := range list {
 				e.each(schema, value)
@@ -106,6 +108,17 @@ func (e *evaluations) each(schema, value any) {
 	}
 }
 
+// names applies a schema to all names of an object.
+func (e *evaluations) names(schema, value any) {
+	object, _ := value.(map[string]any)
+	for name := range object {
+		if e.left < 0 {
+			return
+		}
+		e.apply(schema, name)
+	}
+}
+
 // children are the values of an object or an array.
 func children(v any) []any {
 	switch v := v.(type) {
@@ -122,6 +135,11 @@ func size(v any) int {
 	n := 1
 	if text, is := v.(string); is {
 		n += len(text) / bytesEach
+	}
+	if object, is := v.(map[string]any); is {
+		for name := range object {
+			n += len(name) / bytesEach
+		}
 	}
 	for _, child := range children(v) {
 		n += size(child)

@@ -30,16 +30,19 @@ func TestAValueThatTakesTooLongToValidateIsRefused(t *testing.T) {
 	numbers := `{"x": [` + repeat(4000, "%d") + `]}`
 	names := `{"x": {` + repeat(2000, `"k%d": 1`) + `}}`
 	text := `{"x": "` + strings.Repeat("x", 60000) + `"}`
+	name := `{"x": {"` + strings.Repeat("x", 60000) + `": 1}}`
 	large, unlike := repeat(600, "{minimum: 1%d0000}"), repeat(600, "{const: -%d}")
 	for schema, config := range map[string]string{
-		"x: {items: {allOf: [" + large + "]}}":                                     numbers,
-		"x: {items: {anyOf: [" + unlike + "]}}":                                    numbers,
-		"x: {items: {enum: [" + repeat(600, "-%d") + "]}}":                         numbers,
-		"x: {prefixItems: [{}], contains: {not: {if: {oneOf: [" + unlike + "]}}}}": numbers,
-		"x: {allOf: [" + repeat(600, "{uniqueItems: true, minItems: %d}") + "]}":   numbers,
-		"x: {patternProperties: {" + repeat(600, "'%d$': {minimum: 9000}") + "}}":  names,
-		"x: {additionalProperties: {allOf: [" + large + "]}}":                      names,
-		"x: {allOf: [" + repeat(600, "{pattern: '^x*y%d$'}") + "]}":                text,
+		"x: {items: {allOf: [" + large + "]}}":                                       numbers,
+		"x: {items: {anyOf: [" + unlike + "]}}":                                      numbers,
+		"x: {items: {enum: [" + repeat(600, "-%d") + "]}}":                           numbers,
+		"x: {prefixItems: [{}], contains: {not: {if: {oneOf: [" + unlike + "]}}}}":   numbers,
+		"x: {allOf: [" + repeat(600, "{uniqueItems: true, minItems: %d}") + "]}":     numbers,
+		"x: {patternProperties: {" + repeat(600, "'%d$': {minimum: 9000}") + "}}":    names,
+		"x: {additionalProperties: {allOf: [" + large + "]}}":                        names,
+		"x: {allOf: [" + repeat(600, "{pattern: '^x*y%d$'}") + "]}":                  text,
+		"x: {propertyNames: {allOf: [" + repeat(600, "{pattern: '^x*y%d$'}") + "]}}": name,
+		"x: {patternProperties: {" + repeat(600, "'^x*y%d$': {}") + "}}":             name,
 	} {
 		m, err := manifest.Parse(withConfig(t, closed(schema)))
 		require.NoError(t, err, schema)
