@@ -79,7 +79,7 @@ func (r *Reconciler) measure(ctx context.Context) ([]agent.Listed, error) {
 	journal := r.store.Runs()
 	var used map[string]runtime.Stats
 	if slices.ContainsFunc(containers, func(l agent.Listed) bool { return l.Status == agent.Running }) {
-		used = r.used(ctx)
+		used = r.stats(ctx)
 	}
 	o := meter.Observation{At: stamp.At, CutEvery: r.cfg.UsageInterval}
 	beside := agent.CopiesBeside(containers)
@@ -100,23 +100,23 @@ func (r *Reconciler) measure(ctx context.Context) ([]agent.Listed, error) {
 	return containers, err
 }
 
-// usedWait bounds how long a sample waits for what the containers use: a shim that does not answer, or a busy machine,
+// statsWait bounds how long a sample waits for what the containers use: a shim that does not answer, or a busy machine,
 // does not keep the time of all others from being stored.
-const usedWait = 500 * time.Millisecond
+const statsWait = 500 * time.Millisecond
 
-// used returns what the running containers use. A late answer serves the next sample. Without one nothing has a sample
+// stats returns what the running containers use. A late answer serves the next sample. Without one nothing has a sample
 // of CPU and memory, which costs the node and not the tenant. The same goes for a container that ends between the
 // listing and this question. The caller holds sampling.
-func (r *Reconciler) used(ctx context.Context) map[string]runtime.Stats {
-	if !r.useAsked {
-		r.askUse.Send()
-		r.useAsked = true
+func (r *Reconciler) stats(ctx context.Context) map[string]runtime.Stats {
+	if !r.statsAsked {
+		r.askStats.Send()
+		r.statsAsked = true
 	}
-	wait := time.NewTimer(usedWait)
+	wait := time.NewTimer(statsWait)
 	defer wait.Stop()
 	select {
-	case used := <-r.useAnswer:
-		r.useAsked = false
+	case used := <-r.statsFound:
+		r.statsAsked = false
 		return used
 	case <-wait.C:
 	case <-ctx.Done():
@@ -124,19 +124,19 @@ func (r *Reconciler) used(ctx context.Context) map[string]runtime.Stats {
 	return nil
 }
 
-// answerUse asks containerd, one question at a time.
-func (r *Reconciler) answerUse(ctx context.Context) {
+// answerStats asks containerd, one question at a time.
+func (r *Reconciler) answerStats(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-r.askUse:
+		case <-r.askStats:
 		}
 		used, err := r.machine.Stats.AllStats(ctx)
 		if err != nil && ctx.Err() == nil {
 			r.log.DebugContext(ctx, "cannot read what the containers use", slog.Any("error", err))
 		}
-		r.useAnswer <- used
+		r.statsFound <- used
 	}
 }
 

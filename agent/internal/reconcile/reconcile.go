@@ -87,10 +87,10 @@ type Reconciler struct {
 	watchedSince atomic.Pointer[time.Time]
 	// sampling orders samples: the meter must not see an older listing after a newer one.
 	sampling sync.Mutex
-	// useAsked says that an answer to askUse has not been taken yet; sampling guards it.
-	useAsked  bool
-	askUse    notify.Signal
-	useAnswer chan map[string]runtime.Stats
+	// statsAsked says that an answer to askStats has not been taken yet; sampling guards it.
+	statsAsked bool
+	askStats   notify.Signal
+	statsFound chan map[string]runtime.Stats
 	// clockLock is held for reading while node times are compared with stored ones, for writing while the clock is set.
 	clockLock sync.RWMutex
 	// pendingClock is the hub's time that the next sample sets; proposing guards the exchange.
@@ -156,8 +156,8 @@ func New(cfg Config, store *state.Store, clock *state.Clock, machine Machine, hu
 		volumeWork: make(chan struct{}, maxVolumeWork),
 		diskCheck:  notify.NewSignal(),
 		clockDue:   notify.NewSignal(),
-		askUse:     notify.NewSignal(),
-		useAnswer:  make(chan map[string]runtime.Stats, 1),
+		askStats:   notify.NewSignal(),
+		statsFound: make(chan map[string]runtime.Stats, 1),
 		passed:     make(chan struct{}),
 		busy:       map[string]map[*work]bool{},
 		retryAfter: map[heldWork]time.Time{},
@@ -208,7 +208,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 		}
 	})
 	measured := make(chan struct{})
-	r.running.Go(func() { r.answerUse(ctx) })
+	r.running.Go(func() { r.answerStats(ctx) })
 	r.running.Go(func() {
 		r.sampleNow(ctx)
 		close(measured)

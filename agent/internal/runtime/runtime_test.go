@@ -267,17 +267,24 @@ func TestProbesRunInsideTheContainer(t *testing.T) {
 	require.Equal(t, "1", f.cgroupProcesses(spec.ID), "no probe's process is left")
 }
 
+// silence stops the only shim, and returns what lets it go on.
+func (f *fixture) silence() (goOn func()) {
+	f.t.Helper()
+	shims := f.daemon.Shims()
+	require.Len(f.t, shims, 1)
+	require.NoError(f.t, unix.Kill(shims[0], unix.SIGSTOP))
+	goOn = func() { _ = unix.Kill(shims[0], unix.SIGCONT) }
+	f.t.Cleanup(goOn)
+	return goOn
+}
+
 // The shim of a busy machine is slow: the time until the command starts is not the command's.
 func TestTheTimeoutOfAProbesCommandBeginsWithIt(t *testing.T) {
 	f := newFixture(t)
 	id := f.startWaiting(f.image())
-	shims := f.daemon.Shims()
-	require.Len(t, shims, 1)
-	require.NoError(t, unix.Kill(shims[0], unix.SIGSTOP))
-	goOn := func() error { return unix.Kill(shims[0], unix.SIGCONT) }
-	t.Cleanup(func() { require.NoError(t, goOn()) })
+	goOn := f.silence()
 	const timeout = time.Second
-	time.AfterFunc(2*timeout, func() { _ = goOn() })
+	time.AfterFunc(2*timeout, goOn)
 	code, err := f.rt.Exec(t.Context(), id, []string{"/app", "exit", "12"}, timeout)
 	require.NoError(t, err)
 	require.Equal(t, 12, code)
@@ -352,16 +359,12 @@ func TestLaw13ASilentShimHidesNoOthersUse(t *testing.T) {
 func TestLaw13AStopEndsBehindASilentShim(t *testing.T) {
 	f := newFixture(t)
 	id := f.startWaiting(f.image())
-	shims := f.daemon.Shims()
-	require.Len(t, shims, 1)
-	require.NoError(t, unix.Kill(shims[0], unix.SIGSTOP))
-	goOn := func() error { return unix.Kill(shims[0], unix.SIGCONT) }
-	t.Cleanup(func() { _ = goOn() })
+	goOn := f.silence()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	require.Error(t, f.rt.Stop(ctx, id, time.Second))
 	require.NoError(t, ctx.Err())
-	require.NoError(t, goOn())
+	goOn()
 	require.NoError(t, f.rt.Stop(t.Context(), id, time.Minute))
 	c, err := f.rt.Get(t.Context(), id)
 	require.NoError(t, err)
