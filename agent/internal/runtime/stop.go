@@ -43,7 +43,7 @@ func (r *Runtime) Stop(ctx context.Context, id string, grace time.Duration) erro
 	case c.State == StateExited, c.State == StateLost:
 		return nil
 	}
-	// Of a shim that was silent when it was asked, the process may run, too.
+	// In an unknown state, the shim did not answer, and the process may run.
 	if (c.State == StateRunning || c.State == StateUnknown) && grace > 0 {
 		if err := r.signal(ctx, id, r.stopSignal(ctx, id), false); err != nil {
 			return err

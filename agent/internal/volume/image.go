@@ -158,8 +158,8 @@ func (v *Volumes) copyImage(ctx context.Context, from, to string) (err error) {
 	return durable.SyncDir(filepath.Dir(to))
 }
 
-// snapshotUpgrade takes the snapshot of an upgrade. Before it takes the place of the one before, the record names that
-// one no more: after a crash in between, a rollback would else find the content of another version.
+// snapshotUpgrade takes the snapshot of an upgrade, in place of that of the upgrade before. The record forgets the old
+// one first: after a crash in between, a rollback would otherwise restore the content of another version.
 func (v *Volumes) snapshotUpgrade(ctx context.Context, id string, r record) error {
 	at := filepath.Join(v.path(id), upgradeName)
 	if err := v.snapshot(ctx, id, at+unfinishedSuffix); err != nil {

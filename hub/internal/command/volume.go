@@ -66,8 +66,8 @@ func volumeRoom(ctx context.Context, tx db.Tx, nodeID string) (int64, error) {
 	return fleet.VolumeBytes(ctx, tx, node)
 }
 
-// checkFunds refuses what a volume is to take, or to take more, where the wallet does not cover it: a volume is kept
-// when the wallet is empty.
+// checkFunds refuses bytes of a volume, or more of them, whose first hour the wallet does not cover: an empty wallet
+// ends no volume.
 func checkFunds(ctx context.Context, tx db.Tx, m Meta, v capacity.Volume, bytes int64) error {
 	s := change.VolumeSubject(v, m.Now)
 	s.VolumeBytes = bytes

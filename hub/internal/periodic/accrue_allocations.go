@@ -23,8 +23,8 @@ type accrual struct {
 	ledger.Accrued
 }
 
-// restoreGrace is how long after a restore of the hub nothing ends for want of credit: what was granted after the
-// backup is lost until an admin grants it again.
+// restoreGrace is how long after a restore of the hub no allocation and no attachment ends for want of credit: what was
+// granted after the backup is lost until an admin grants it again.
 const restoreGrace = 24 * time.Hour
 
 // AccrueAllocations bills the time of all open allocations, and releases those whose wallet no longer covers them.
@@ -84,7 +84,7 @@ func (p Passes) releaseExhausted(ctx context.Context, a *accrual, now time.Time)
 	})
 }
 
-// spareExhausted has an admin read of an exhausted allocation or attachment that goes on for now.
+// spareExhausted lets an exhausted allocation or attachment go on, and adds a finding about it.
 func (p Passes) spareExhausted(ctx context.Context, a *accrual, now time.Time) error {
 	return db.WriteTx(ctx, p.DB, func(tx db.Tx) error {
 		return change.AddFinding(ctx, tx, finding.Finding{
