@@ -66,7 +66,7 @@ func (h *Hub) Restore(r BackupRows) *Hub {
 	require.NoError(t, recovery.Begin(t.Context(), d, recovery.Restore{
 		ID: db.NewID(), BackupID: db.NewID(), TakenAt: h.Now(), Epoch: bundle.Epoch(), At: h.Now().Truncate(time.Microsecond),
 	}))
-	return (&Hub{T: t, DB: d, TrustInit: h.TrustInit, Project: h.Project, User: h.User}).Start()
+	return (&Hub{T: t, DB: d, TrustInit: h.TrustInit, Project: h.Project, User: h.User, offset: h.offset}).Start()
 }
 
 // Instance reads an instance.

@@ -72,7 +72,7 @@ func TestTheSimulationTakesUsageAsTheHub(t *testing.T) {
 		return
 	}
 	for _, what := range []string{
-		"posted", "known", "set aside", "beyond a gap", "archived", "usage owed", "new incarnation", "upload wanted",
+		"posted", "known", "set aside", "beyond a gap", "archived", "usage owed", "new incarnation", "upload wanted", "slots",
 		protocol.Nack_CHAIN_BROKEN.Text(), protocol.Nack_OUT_OF_ORDER.Text(), protocol.Nack_MALFORMED.Text(),
 	} {
 		require.NotZero(t, seen[what], what)
@@ -105,6 +105,8 @@ func (w *twin) step() {
 		w.backUp()
 	case dice < 10 && w.backup != nil:
 		w.restore()
+	case dice < 11:
+		w.hub.Advance(4 * time.Hour) // to the next slot of raw usage
 	default:
 		w.usage()
 	}
@@ -302,8 +304,12 @@ func (w *twin) chains() map[string]sim.Chain {
 // stored counts the segments that are posted and those that are set aside.
 func (w *twin) stored() (kept, aside int) {
 	w.t.Helper()
-	return hubtest.Count(w.hub, `SELECT count(*) FROM usage_segments_0`),
-		hubtest.Count(w.hub, `SELECT count(*) FROM usage_set_aside`)
+	slots := hubtest.Tx(w.hub, ledger.Slots)
+	for _, s := range slots {
+		kept += hubtest.Count(w.hub, fmt.Sprint(`SELECT count(*) FROM usage_segments_`, s.No))
+	}
+	w.see("slots", len(slots) > 1)
+	return kept, hubtest.Count(w.hub, `SELECT count(*) FROM usage_set_aside`)
 }
 
 func (w *twin) see(what string, happened bool) {
