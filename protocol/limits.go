@@ -4,8 +4,9 @@ package protocol
 const (
 	// MaxControlBytes limits one HubMessage, and a NodeMessage that carries a StateUpload.
 	MaxControlBytes = 8 << 20
-	// MaxHelloBytes limits the first message of a node, which a hub reads before it knows more than the certificate.
-	MaxHelloBytes = 64 << 10
+	// MaxHelloBytes limits the first message of a node, which a hub reads before it knows more than the certificate. It
+	// names the node's accelerators: sixteen of 48 slices each need a third of it.
+	MaxHelloBytes = 256 << 10
 	// MaxReportBaseBytes and MaxReportMemberBytes limit every other NodeMessage: base + members of the node × member
 	// bytes.
 	MaxReportBaseBytes   = 256 << 10
