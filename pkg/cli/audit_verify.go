@@ -143,8 +143,9 @@ func parseHead(text string) (auditchain.Head, error) {
 	}
 	number, hash, _ := strings.Cut(text, ":")
 	n, err := strconv.ParseInt(number, 10, 64)
-	if raw, hexErr := hex.DecodeString(hash); err != nil || hexErr != nil || n < 1 || len(raw) != 32 {
+	raw, hexErr := hex.DecodeString(hash)
+	if err != nil || hexErr != nil || n < 1 || len(raw) != 32 {
 		return auditchain.Head{}, errors.New("--head is NUMBER:HASH, as verify prints it")
 	}
-	return auditchain.Head{Number: n, Hash: hash}, nil
+	return auditchain.Head{Number: n, Hash: hex.EncodeToString(raw)}, nil
 }
