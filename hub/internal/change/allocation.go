@@ -19,6 +19,9 @@ func ReleaseAllocation(ctx context.Context, tx db.Tx, by By, before capacity.All
 	if err != nil {
 		return capacity.Allocation{}, err
 	}
+	if err := resolveUnpaid(ctx, tx, after.ID, by.Now); err != nil {
+		return capacity.Allocation{}, err
+	}
 	if after.Status == capacity.Released {
 		if err := ledger.CloseSubject(ctx, tx, after.ID, by.Now, by.Now); err != nil {
 			return capacity.Allocation{}, err

@@ -57,6 +57,9 @@ func completeDetached(ctx context.Context, tx db.Tx, by By, a instance.Attachmen
 	if err := ledger.CloseSubject(ctx, tx, a.ID, by.Now, by.Now); err != nil {
 		return err
 	}
+	if err := resolveUnpaid(ctx, tx, a.ID, by.Now); err != nil {
+		return err
+	}
 	return Record(ctx, tx, by, ofAttachment(a, "apps.attachment.deleted", iam.AttachmentDelete, 2))
 }
 

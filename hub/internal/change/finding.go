@@ -38,6 +38,18 @@ func ResolveFinding(ctx context.Context, tx db.Tx, f finding.Finding) error {
 	return Append(ctx, tx, BySystem(f.NodeID, f.At), findingEntry("hub.recovery.finding_resolved", f))
 }
 
+// resolveUnpaid ends, with their events, the findings about an allocation or attachment that has ended, whoever ended
+// it.
+func resolveUnpaid(ctx context.Context, tx db.Tx, resourceID string, now time.Time) error {
+	resolved, err := finding.ResolveUnpaid(ctx, tx, resourceID)
+	for _, f := range resolved {
+		if err := Append(ctx, tx, BySystem(f.NodeID, now), findingEntry("hub.recovery.finding_resolved", f)); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
 func findingEntry(eventType string, f finding.Finding) Entry {
 	data := map[string]any{"node_id": f.NodeID, "kind": f.Kind, "resource_type": f.ResourceType}
 	return Entry{

@@ -168,18 +168,43 @@ func TestAnAttachmentThatIsNotPaidEnds(t *testing.T) {
 		"the pass that found it exhausted may come after its tenant's detachment")
 }
 
-// What an admin was told of an attachment that could not be ended is over with its end.
+// What an admin was told of an attachment that could not be ended is over with its end, whoever ends it.
 func TestAnUnpaidAttachmentThatEndsAfterAllLeavesNoFinding(t *testing.T) {
 	w := newWorld(t)
 	i, second := w.shared(), w.secondProject()
-	a := w.attached(second.ID, i)
+	for _, end := range []func(id string) error{
+		func(id string) error { return periodic.Passes{DB: w.DB}.DetachUnpaid(t.Context(), id, "unpaid", w.Now) },
+		func(id string) error {
+			return w.Commands().DetachInstance(t.Context(), w.Meta("detach"), second.ID, i.ID, id)
+		},
+	} {
+		a := w.attached(second.ID, i)
+		w.unpaid(finding.Release, change.Attachment, a.ID)
+		require.NoError(t, end(a.ID))
+		require.Zero(t, w.Count(`SELECT count(*) FROM recovery_findings`))
+	}
+}
+
+// Nor is what he was told of an allocation that its tenant releases.
+func TestAReleasedAllocationLeavesNoFinding(t *testing.T) {
+	w := newWorld(t)
+	for _, kind := range []string{finding.Release, finding.Lease} {
+		a := w.Allocation()
+		w.unpaid(kind, change.Allocation, a.ID)
+		_, err := w.Commands().ReleaseAllocation(t.Context(), w.Meta("release-"+kind), w.Project.ID, a.ID)
+		require.NoError(t, err)
+		require.Zero(t, w.Count(`SELECT count(*) FROM recovery_findings`), kind)
+	}
+}
+
+// unpaid is what the passes find where a wallet is empty.
+func (w *world) unpaid(kind, resourceType, id string) {
+	w.T.Helper()
 	w.Tx(func(ctx context.Context, tx db.Tx) error {
 		return change.AddFinding(ctx, tx, finding.Finding{
-			NodeID: w.Node, Kind: finding.Release, ResourceType: change.Attachment, ResourceID: a.ID, At: w.Now,
+			NodeID: w.Node, Kind: kind, ResourceType: resourceType, ResourceID: id, At: w.Now,
 		})
 	})
-	require.NoError(t, periodic.Passes{DB: w.DB}.DetachUnpaid(t.Context(), a.ID, "unpaid", w.Now))
-	require.Zero(t, w.Count(`SELECT count(*) FROM recovery_findings`))
 }
 
 // TestLaw10AnAttachmentNeverCrossesOrgs: another org's instance and attachment answer as if they were absent.

@@ -57,7 +57,7 @@ const (
 	Settlement = "settlement_failed"
 	// Posting: usage that has been charged cannot be written to the journal.
 	Posting = "posting_failed"
-	// Release: an allocation whose wallet is empty cannot be released.
+	// Release: an allocation or attachment whose wallet is empty cannot be ended.
 	Release = "release_failed"
 	// Renewal: a member's lease cannot be renewed, for another reason than an empty wallet.
 	Renewal = "renewal_failed"
@@ -106,6 +106,14 @@ func Resolve(ctx context.Context, tx db.Tx, nodeID, kind, resourceID string) (re
 	tag, err := tx.Exec(ctx, `DELETE FROM recovery_findings WHERE node_id = $1 AND kind = $2 AND resource_id = $3`, nodeID,
 		kind, resourceID)
 	return tag.RowsAffected() == 1, err
+}
+
+// ResolveUnpaid deletes what was found of an allocation or attachment because of an empty wallet: it has ended. It
+// returns the findings.
+func ResolveUnpaid(ctx context.Context, tx db.Tx, resourceID string) ([]Finding, error) {
+	return db.Select(ctx, tx, pgx.RowToStructByPos[Finding],
+		`DELETE FROM recovery_findings WHERE kind IN ($1, $2) AND resource_id = $3
+		RETURNING id, node_id, kind, resource_type, resource_id, detail, found_at`, Release, Lease, resourceID)
 }
 
 // ResolveOthers deletes a node's findings of a kind except those about some resources.

@@ -80,7 +80,13 @@ func (p Passes) releaseExhausted(ctx context.Context, a *accrual, now time.Time)
 		return cause
 	}
 	return change.SetAside(ctx, p.DB, p.Log, cause, now, func(context.Context, db.Tx) (finding.Finding, error) {
-		return unreleased(resourceOf(a), a.Row, now), nil
+		return finding.Finding{
+			NodeID:       a.NodeID,
+			Kind:         finding.Release,
+			ResourceType: resourceOf(a),
+			ResourceID:   a.ID,
+			At:           now,
+		}, nil
 	})
 }
 
@@ -106,17 +112,6 @@ func resourceOf(a *accrual) string {
 	return change.Allocation
 }
 
-// unreleased is the finding about an exhausted allocation or attachment that could not be ended.
-func unreleased(resourceType string, a ledger.Row, now time.Time) finding.Finding {
-	return finding.Finding{
-		NodeID:       a.NodeID,
-		Kind:         finding.Release,
-		ResourceType: resourceType,
-		ResourceID:   a.ID,
-		At:           now,
-	}
-}
-
 // ReleaseUnpaid ends an allocation whose wallet no longer covers it: its instances are decommissioned, and it is
 // released when the node has proved that. What it used beyond its hold would be written off. One that is ending already
 // stays as it is.
@@ -136,14 +131,10 @@ func (p Passes) DetachUnpaid(ctx context.Context, attachmentID, correlationID st
 		if err != nil {
 			return err
 		}
-		nodeID := a.Instance.Node()
 		if a, err = instance.Detach(ctx, tx, a, now); err != nil {
 			return err
 		}
-		if err := change.CompleteDetachment(ctx, tx, change.BySystem(correlationID, now), a); err != nil {
-			return err
-		}
-		return change.ResolveFinding(ctx, tx, unreleased(change.Attachment, ledger.Row{ID: a.ID, NodeID: nodeID}, now))
+		return change.CompleteDetachment(ctx, tx, change.BySystem(correlationID, now), a)
 	})
 }
 
@@ -171,8 +162,6 @@ func releaseUnpaid(ctx context.Context, tx db.Tx, allocationID, correlationID st
 			return err
 		}
 	}
-	if _, err = change.ReleaseAllocation(ctx, tx, by, a, 0); err != nil {
-		return err
-	}
-	return change.ResolveFinding(ctx, tx, unreleased(change.Allocation, ledger.Row{ID: a.ID, NodeID: a.NodeID}, now))
+	_, err = change.ReleaseAllocation(ctx, tx, by, a, 0)
+	return err
 }
