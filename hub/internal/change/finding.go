@@ -38,8 +38,8 @@ func ResolveFinding(ctx context.Context, tx db.Tx, f finding.Finding) error {
 	return Append(ctx, tx, BySystem(f.NodeID, f.At), findingEntry("hub.recovery.finding_resolved", f))
 }
 
-// resolveUnpaid ends, with their events, the findings about an allocation or attachment that has ended, whoever ended
-// it.
+// resolveUnpaid resolves, with their events, the findings about an allocation or attachment that has ended, by the hub
+// or by its tenant.
 func resolveUnpaid(ctx context.Context, tx db.Tx, resourceID string, now time.Time) error {
 	resolved, err := finding.ResolveUnpaid(ctx, tx, resourceID)
 	for _, f := range resolved {

@@ -168,7 +168,7 @@ func TestAnAttachmentThatIsNotPaidEnds(t *testing.T) {
 		"the pass that found it exhausted may come after its tenant's detachment")
 }
 
-// What an admin was told of an attachment that could not be ended is over with its end, whoever ends it.
+// The finding about an attachment that could not be ended is resolved with its end, by the hub or by its tenant.
 func TestAnUnpaidAttachmentThatEndsAfterAllLeavesNoFinding(t *testing.T) {
 	w := newWorld(t)
 	i, second := w.shared(), w.secondProject()
