@@ -80,29 +80,41 @@ func (r *Runtime) removeCgroup(ctx context.Context, id string) error {
 
 // tryRemoveCgroup returns how many directories it could not remove.
 func (r *Runtime) tryRemoveCgroup(id string) (left int, err error) {
+	for _, dir := range slices.Backward(r.cgroupTree(id)) {
+		for _, pid := range processesIn(dir) {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		if e := unix.Rmdir(dir); e != nil && !errors.Is(e, unix.ENOENT) {
+			left++
+			err = e
+		}
+	}
+	return left, err
+}
+
+// cgroupTree returns the directories of the container's cgroup, parents first: a container with a cgroup namespace may
+// have made children.
+func (r *Runtime) cgroupTree(id string) (all []string) {
 	for _, dir := range r.cgroupDirs(r.cgroupPath(id)) {
-		// A container with a cgroup namespace may have made children.
-		var all []string
 		_ = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 			if err == nil && d.IsDir() {
 				all = append(all, path)
 			}
 			return nil
 		})
-		for _, one := range slices.Backward(all) {
-			procs, _ := os.ReadFile(filepath.Join(one, "cgroup.procs"))
-			for pid := range strings.FieldsSeq(string(procs)) {
-				if n, err := strconv.Atoi(pid); err == nil && n > 1 {
-					_ = unix.Kill(n, unix.SIGKILL)
-				}
-			}
-			if e := unix.Rmdir(one); e != nil && !errors.Is(e, unix.ENOENT) {
-				left++
-				err = e
-			}
+	}
+	return all
+}
+
+// processesIn returns the processes of one directory of a cgroup; one that has ended is in none.
+func processesIn(dir string) (pids []int) {
+	procs, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	for field := range strings.FieldsSeq(string(procs)) {
+		if pid, err := strconv.Atoi(field); err == nil && pid > 1 {
+			pids = append(pids, pid)
 		}
 	}
-	return left, err
+	return pids
 }
 
 // removeEmptyCgroup removes a parent cgroup and its parents as far as they are empty.

@@ -369,4 +369,21 @@ func TestLaw13AStopEndsBehindASilentShim(t *testing.T) {
 	c, err := f.rt.Get(t.Context(), id)
 	require.NoError(t, err)
 	require.Equal(t, runtime.StateExited, c.State)
+	require.Zero(t, c.ExitCode, "it had its stop signal, and ended by itself")
+}
+
+// What runs behind a shim that never answers would run on, unpaid and on a device that nobody else gets.
+func TestLaw13AStopKillsBehindASilentShim(t *testing.T) {
+	f := newFixture(t)
+	spec := f.spec(f.image(), "stubborn")
+	f.start(spec)
+	pid := f.wait(spec.ID, runtime.StateRunning).PID
+	goOn := f.silence()
+	err := f.rt.Stop(t.Context(), spec.ID, time.Second)
+	require.ErrorContains(t, err, "its shim does not answer")
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	require.NoError(t, err)
+	require.Contains(t, string(stat), ") Z ", "it has ended, and its shim has not noticed")
+	goOn()
+	require.EqualValues(t, 128+unix.SIGKILL, f.wait(spec.ID, runtime.StateExited).ExitCode)
 }

@@ -59,10 +59,14 @@ func (r *Runtime) Stop(ctx context.Context, id string, grace time.Duration) erro
 	}
 	ended, err := r.awaitExit(ctx, id, killWait)
 	if err == nil && !ended {
-		err = fault.New(fault.Unavailable, codeStopFailed, "A process of the container does not end although it was "+
-			"killed: it hangs in the kernel.", nil)
+		err = errHangs()
 	}
 	return err
+}
+
+func errHangs() error {
+	return fault.New(fault.Unavailable, codeStopFailed, "A process of the container does not end although it was "+
+		"killed: it hangs in the kernel.", nil)
 }
 
 func (r *Runtime) stopSignal(ctx context.Context, id string) syscall.Signal {
@@ -75,17 +79,20 @@ func (r *Runtime) stopSignal(ctx context.Context, id string) syscall.Signal {
 	return syscall.SIGTERM
 }
 
-// signalTimeout bounds the request for a signal: a shim that does not answer fails the action of its own container, and
-// holds up no other.
+// signalTimeout bounds the request for a signal, which a shim that does not answer would hold up.
 const signalTimeout = 10 * time.Second
 
 func (r *Runtime) signal(ctx context.Context, id string, sig syscall.Signal, all bool) error {
-	ctx, cancel := context.WithTimeout(ctx, signalTimeout)
+	limit, cancel := context.WithTimeout(ctx, signalTimeout)
 	defer cancel()
-	_, err := r.client.TaskService().Kill(ctx, &tasks.KillRequest{ContainerID: id, Signal: uint32(sig), All: all})
+	_, err := r.client.TaskService().Kill(limit, &tasks.KillRequest{ContainerID: id, Signal: uint32(sig), All: all})
 	if err = errgrpc.ToNative(err); err == nil || errdefs.IsNotFound(err) || strings.Contains(err.Error(),
 		"process already finished") {
 		return nil
+	}
+	// containerd, which has the same deadline, may be the first to give up.
+	if ctx.Err() == nil && (limit.Err() != nil || strings.Contains(err.Error(), context.DeadlineExceeded.Error())) {
+		return r.signalPastShim(ctx, id, sig, all)
 	}
 	return fmt.Errorf("send %v to container %s: %w", sig, id, err)
 }
