@@ -302,6 +302,39 @@ func TestLaw16WhatTheRestoredWalletDoesNotCoverGoesOnForADay(t *testing.T) {
 	require.Equal(t, lifecycle.Decommissioning, again.Instance(lo.kept.ID).Lifecycle.Status)
 }
 
+// Law 16: what an allocation of after the backup costs is billed from its adoption on, also where the wallet does not
+// cover it at first.
+func TestLaw16AnAdoptedAllocationIsBilledOnceItIsCovered(t *testing.T) {
+	h, n, l := hubtest.NewWithNode(t)
+	hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (ledger.Price, error) {
+		now := h.Now().Truncate(time.Microsecond)
+		return ledger.CreatePrice(ctx, tx, ledger.Price{
+			ID: db.NewID(), Meter: ledger.MeterAllocationSeconds, Currency: "EUR", Nanos: 3_600_000, Per: "hour", From: now,
+		}, now)
+	})
+	lo := &lost{h: h, n: n, l: l, backup: h.Backup()}
+	made := h.Launch()
+	lo.holds(l.ExpectState(1))
+	again := lo.restore()
+	setWallets := func(nanos int64) {
+		hubtest.Tx(again, func(ctx context.Context, tx db.Tx) (any, error) {
+			_, err := tx.Exec(ctx, `UPDATE wallets SET balance_nanos = $1`, nanos)
+			return nil, err
+		})
+	}
+	setWallets(0)
+	lo.adopt(again)
+	allocation := made.Members[0].AllocationID
+	require.Equal(t, 1, hubtest.Count(again, `SELECT count(*) FROM subjects WHERE id = $1`, allocation))
+
+	setWallets(1_000_000_000_000)
+	last, passes := again.Now(), periodic.Passes{DB: again.DB, Log: slog.New(slog.DiscardHandler)}
+	require.NoError(t, passes.AccrueAllocations(t.Context(), last, last.Add(time.Hour)))
+	charged := hubtest.Count(again, `SELECT coalesce(sum(charged_nanos), 0)::int8 FROM usage_hours WHERE subject_id = $1`,
+		allocation)
+	require.InDelta(t, 3_600_000, charged, 360_000)
+}
+
 // A certificate of before the restore has expired by then: a newer one under an unknown id was never
 // enrolled.
 func TestANodeThatARestoredHubDoesNotKnowIsAStrangerOnceOldCertificatesHaveExpired(t *testing.T) {
