@@ -208,7 +208,11 @@ func (s *sender) deliver(ctx context.Context, e event.Numbered) error {
 		}
 		s.reader.Replace(owner)
 		if !s.reader.MaySee(e.Event) {
-			return nil
+			if w.Tries == 0 {
+				return nil
+			}
+			// Its tries and its pause are not the next event's.
+			return s.write(ctx, func(tx db.Tx) error { return webhook.Advance(ctx, tx, s.id, e.Pos) })
 		}
 		if w.NextTryAt != nil && !waited {
 			if !s.wait(ctx, w.NextTryAt.Sub(s.Now())) {

@@ -77,6 +77,32 @@ func TestLaw10AWebhookThatWaitsSendsWhatItsOwnerMaySeeThen(t *testing.T) {
 	require.Empty(t, e.got)
 }
 
+// Each event has its own tries, also after one that failed and that the owner may no longer see.
+func TestTriesOfAnEventThatIsLeftOutAreNotTheNextOnes(t *testing.T) {
+	h := newHouse(t)
+	h.pause = time.Hour
+	platformAdmin := func(is bool) {
+		h.tx(func(ctx context.Context, tx db.Tx) error {
+			_, err := tx.Exec(ctx, `UPDATE users SET platform_admin = $2 WHERE id = $1`, h.owner.ID, is)
+			return err
+		})
+	}
+	platformAdmin(true)
+	e := listen(t, func(w http.ResponseWriter, _ request) { w.WriteHeader(http.StatusInternalServerError) })
+	made := h.create(webhook.Webhook{URL: e.URL, Types: []string{"fleet.join_token", "apps.environment"}})
+	h.number()
+	defer h.start(e)()
+	h.happen("fleet.join_token.created", "of the platform")
+	require.Equal(t, "of the platform", (<-e.got).subject())
+	h.until(made.Webhook.ID, func(w webhook.Webhook) bool { return w.Tries == 1 })
+	platformAdmin(false)
+	h.replay(made.Webhook.ID) // at once
+	h.happen("apps.environment.removed", "next")
+	require.Equal(t, "next", (<-e.got).subject())
+	w := h.until(made.Webhook.ID, func(w webhook.Webhook) bool { return w.Tries > 0 && w.NextTryAt != nil })
+	require.Equal(t, 1, w.Tries)
+}
+
 // withDeadLetter is a house with a webhook that has one dead letter, of which answer decides from then on.
 func withDeadLetter(t *testing.T, answer func(w http.ResponseWriter, subject string),
 ) (h *house, e *endpoint, id string) {

@@ -219,9 +219,9 @@ func Rotate(ctx context.Context, tx db.Tx, id string, sealed []byte, until, now 
 		WHERE id = $1 RETURNING `+columns, id, sealed, until, now)
 }
 
-// Advance records that a webhook is done with the events up to a position, of which it sent none.
+// Advance records that a webhook is done with the events up to a position, of which none was taken.
 func Advance(ctx context.Context, tx db.Tx, id string, pos int64) error {
-	return tx.Queue(ctx, `UPDATE webhooks SET pos = $2 WHERE id = $1 AND pos < $2`, id, pos)
+	return tx.Queue(ctx, `UPDATE webhooks SET pos = $2, tries = 0, next_try_at = NULL WHERE id = $1 AND pos < $2`, id, pos)
 }
 
 // Delivered records that the event at a position was taken.
