@@ -17,9 +17,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/gpuaas/gpuaas/pkg/client"
+	"github.com/gpuaas/gpuaas/pkg/daemon"
 )
 
 // Env is everything the command takes from its surroundings.
@@ -89,7 +89,7 @@ Without a file, GPUAAS_URL, GPUAAS_CA_FILE and GPUAAS_TOKEN or GPUAAS_TOKEN_FILE
 	f.StringVar(&a.key, "idempotency-key", "", "makes repeating this very command harmless")
 	f.StringVar(&a.requestID, "request-id", "", "correlation id of the request")
 	f.DurationVar(&a.timeout, "timeout", 0, "give up after this time; 0 waits as long as it takes")
-	root.SetFlagErrorFunc(flagError)
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return usage(daemon.FlagError(c, err)) })
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"},
 		cobra.ShellCompDirectiveNoFileComp))
 	_ = root.RegisterFlagCompletionFunc("context", a.completeContexts)
@@ -134,24 +134,6 @@ func helpOrUnknown(cmd *cobra.Command, args []string) error {
 		text += "; did you mean " + strings.Join(near, " or ") + "?"
 	}
 	return usage(errors.New(text))
-}
-
-// flagError names the flags that begin like an unknown one, or else how the command is used.
-func flagError(cmd *cobra.Command, err error) error {
-	unknown, is := errors.AsType[*pflag.NotExistError](err)
-	if !is {
-		return usage(err)
-	}
-	var near []string
-	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		if name := unknown.GetSpecifiedName(); len(name) > 1 && strings.HasPrefix(f.Name, name) {
-			near = append(near, "--"+f.Name)
-		}
-	})
-	if len(near) > 0 {
-		return usage(fmt.Errorf("%w; did you mean %s?", err, strings.Join(near, " or ")))
-	}
-	return usage(fmt.Errorf("%w; use: %s", err, cmd.UseLine()))
 }
 
 // action is a leaf: it opens the session, keeps people informed, and bounds the time.

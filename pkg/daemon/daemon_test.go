@@ -56,3 +56,14 @@ func TestAComplaintSaysWhatToDo(t *testing.T) {
 	program(&given{}).complain(&out, fault.New(fault.Unavailable, "port_taken", "Port 1 is taken: choose another.", nil))
 	require.Equal(t, "thing: Port 1 is taken: choose another. (port_taken)\n", out.String())
 }
+
+func TestAnUnknownFlagIsAnsweredWithThoseThatBeginLikeIt(t *testing.T) {
+	for args, want := range map[string]string{
+		"--data x":   "unknown flag: --data; did you mean --data-dir?",
+		"--listen x": "unknown flag: --listen; use: thing serve [flags]",
+		"-d x":       "unknown shorthand flag: 'd' in -d; use: thing serve [flags]",
+	} {
+		var out strings.Builder
+		require.EqualError(t, program(&given{}).Execute(t.Context(), strings.Fields(args), &out, &out), want)
+	}
+}
