@@ -5,42 +5,11 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
-
-// timeFlag reads RFC 3339, or a time span back from now such as 24h.
-type timeFlag struct{ at *time.Time }
-
-func (f timeFlag) String() string {
-	if f.at == nil {
-		return ""
-	}
-	return stamp(*f.at)
-}
-
-// Set fits pflag.Value.
-func (f timeFlag) Set(text string) error {
-	if ago, err := time.ParseDuration(text); err == nil {
-		*f.at = time.Now().Add(-ago).UTC()
-		return nil
-	}
-	at, err := time.Parse(time.RFC3339, text)
-	if err != nil {
-		return fmt.Errorf("neither a time like 2026-01-31T12:00:00Z nor a span like 24h")
-	}
-	*f.at = at.UTC()
-	return nil
-}
-
-// Type fits pflag.Value.
-func (timeFlag) Type() string { return "time" }
-
-var _ pflag.Value = timeFlag{}
 
 func (a *app) usageCommand() *cobra.Command {
 	var (

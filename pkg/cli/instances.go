@@ -492,7 +492,7 @@ func (a *app) logsCommand() *cobra.Command {
 	})
 	f := c.Flags()
 	f.BoolVarP(&p.Follow, "follow", "f", false, "go on as more is written")
-	f.Int32VarP(&p.TailLines, "tail", "n", 0, "last lines only (default: what the hub gives)")
+	f.VarP(linesFlag{&p.TailLines}, "tail", "n", "last lines only (default: what the hub gives)")
 	f.Var(timeFlag{&p.Since}, "since", "only what was written after this `time`, or in a span back from now (15m)")
 	f.StringVar(&p.Service, "service", "", "service of the app (default: the first)")
 	f.StringVar(&p.MemberID, "member", "", "member of the app instance (default: the first)")
