@@ -6,8 +6,6 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -130,10 +128,7 @@ func newUserOf(ctx context.Context, tx db.Tx, id Identity, now time.Time) (User,
 	if n := len([]rune(user.DisplayName)); n == 0 || n > maxName {
 		user.DisplayName = strings.ToValidUTF8(email[:min(len(email), maxName)], "")
 	}
-	i, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[Invitation], `
-		SELECT `+invitationColumns+` JOIN users u ON u.id = i.invited_by
-		WHERE i.email = $1 AND i.ended_at IS NULL AND i.expires_at > $2 AND u.disabled_at IS NULL AND u.removed_at IS NULL
-		ORDER BY i.id DESC LIMIT 1`, email, now)
+	i, err := openInvitation(ctx, tx, "i.email", email, now)
 	if err == nil {
 		user.OrgID, user.Roles = i.OrgID, i.Roles
 		_, err = tx.Exec(ctx, `UPDATE invitations SET ended_at = $2 WHERE id = $1`, i.ID, now)

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -109,17 +110,42 @@ func RevokeInvitation(ctx context.Context, tx db.Tx, orgID, id string, now time.
 }
 
 // OpenInvitation finds an invitation by its token. One that was accepted, revoked or expired, or whose maker is no
-// active user any more, is Unauthenticated alike.
+// active user any more or may not make it now, is Unauthenticated alike.
 func OpenInvitation(ctx context.Context, tx db.Tx, token string, now time.Time) (Invitation, error) {
-	i, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[Invitation], `
-		SELECT `+invitationColumns+` JOIN users u ON u.id = i.invited_by
-		WHERE i.hash = $1 AND i.ended_at IS NULL AND i.expires_at > $2 AND u.disabled_at IS NULL AND u.removed_at IS NULL`,
-		hashToken(token), now)
+	i, err := openInvitation(ctx, tx, "i.hash", hashToken(token), now)
 	if db.IsNoRows(err) {
 		err = fault.New(fault.Unauthenticated, codeInvitationInvalid, "The invitation does not count: it was accepted or "+
 			"revoked, or its time is over. Ask for another one.", nil).Permanent()
 	}
 	return i, err
+}
+
+// openInvitation finds the newest invitation whose column has the value and that counts; the error is db.IsNoRows
+// without one.
+func openInvitation(ctx context.Context, tx db.Tx, column string, value any, now time.Time) (Invitation, error) {
+	open, err := db.Select(ctx, tx, pgx.RowToStructByPos[Invitation], `
+		SELECT `+invitationColumns+` JOIN users u ON u.id = i.invited_by
+		WHERE `+column+` = $1 AND i.ended_at IS NULL AND i.expires_at > $2 AND u.disabled_at IS NULL
+			AND u.removed_at IS NULL ORDER BY i.id DESC`, value, now)
+	if err != nil {
+		return Invitation{}, err
+	}
+	for _, i := range open {
+		maker, err := CurrentPrincipal(ctx, tx, principal.Actor{Type: principal.User, ID: i.InvitedBy})
+		if err == nil {
+			err = Authorize(maker, UserManage, i.OrgID, "")
+		}
+		if err == nil {
+			err = checkGrants(ctx, tx, maker, i.OrgID, "", i.Roles, nil)
+		}
+		switch {
+		case err == nil:
+			return i, nil
+		case !fault.Is(err, fault.Forbidden) && !fault.Is(err, fault.NotFound):
+			return Invitation{}, err
+		}
+	}
+	return Invitation{}, pgx.ErrNoRows
 }
 
 // AcceptInvitation makes the user, with a password, and ends the invitation. userID is a fresh id.

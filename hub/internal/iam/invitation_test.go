@@ -59,6 +59,23 @@ func TestAnInvitationCountsUntilItsTimeIsOver(t *testing.T) {
 	require.True(t, fault.Is(err, fault.Unauthenticated), "who invited is no active user any more")
 }
 
+// An admin who is one no longer does not come back by an invitation of before.
+func TestAnInvitationCountsWhileItsMakerMayMakeIt(t *testing.T) {
+	w := newWorld(t)
+	_, admin, token := w.invite(t, w.org.ID, "bob@acme.example", iam.OrgAdmin)
+	open := func(as iam.Role) error {
+		_, err := run(t, w.d, func(tx db.Tx) (iam.Invitation, error) {
+			_, err := tx.Exec(t.Context(), `UPDATE role_bindings SET role = $2 WHERE user_id = $1`, admin.ID, as)
+			require.NoError(t, err)
+			return iam.OpenInvitation(t.Context(), tx, token, start())
+		})
+		return err
+	}
+	require.NoError(t, open(iam.OrgAdmin))
+	require.True(t, fault.Is(open(iam.OrgMember), fault.Unauthenticated))
+	require.NoError(t, open(iam.OrgAdmin))
+}
+
 func TestARoleThatIsDeletedTakesItsOwnInvitationsAlong(t *testing.T) {
 	w := newWorld(t)
 	role := must(t, w.d, func(tx db.Tx) (iam.CustomRole, error) {
