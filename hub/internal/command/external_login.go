@@ -151,7 +151,7 @@ func (s *Service) externalSession(ctx context.Context, m Meta, p *IdentityProvid
 	id := iam.Identity{Issuer: who.Issuer, Subject: who.Subject, DisplayName: who.Name}
 	if who.EmailVerified {
 		id.Email = who.Email
-		_, domain, _ := strings.Cut(strings.ToLower(who.Email), "@")
+		_, domain, _ := strings.Cut(iam.FoldEmail(who.Email), "@")
 		id.OrgSlug = p.OrgsOfDomains[domain]
 	}
 	userID, fresh := db.NewID(), iam.NewSessionTokens(userAgent, m.SourceAddress, m.Now)

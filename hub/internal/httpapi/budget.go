@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -190,7 +190,7 @@ func (b *budgets) ofGuess(state *call, body []byte) []charge {
 	case loginOperation:
 		var login Login
 		_ = json.Unmarshal(body, &login) // it follows the contract
-		account = strings.ToLower(login.Email)
+		account = iam.FoldEmail(login.Email)
 	case passwordOperation:
 		account = state.principal.ID
 	default:

@@ -59,6 +59,12 @@ func TestAnInvitationCountsUntilItsTimeIsOver(t *testing.T) {
 	require.True(t, fault.Is(err, fault.Unauthenticated), "who invited is no active user any more")
 }
 
+func TestAddressesDifferInAllButTheCaseOfASCII(t *testing.T) {
+	w := newWorld(t)
+	made, _, _ := w.invite(t, w.org.ID, "Ma\u212a@Acme.Example")
+	require.Equal(t, "ma\u212a@acme.example", made.Email, "U+212A is not a k")
+}
+
 // An admin who is one no longer does not come back by an invitation of before.
 func TestAnInvitationCountsWhileItsMakerMayMakeIt(t *testing.T) {
 	w := newWorld(t)

@@ -81,7 +81,7 @@ func PasswordOf(ctx context.Context, tx db.Tx, email string) (Password, error) {
 	p, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[Password], `
 		SELECT u.id, COALESCE(u.org_id::TEXT, ''), w.password_hash, w.sealed_totp_secret, w.totp_step
 		FROM users u JOIN user_passwords w ON w.user_id = u.id
-		WHERE u.email = $1 AND u.disabled_at IS NULL AND u.removed_at IS NULL`, strings.ToLower(email))
+		WHERE u.email = $1 AND u.disabled_at IS NULL AND u.removed_at IS NULL`, FoldEmail(email))
 	if db.IsNoRows(err) {
 		return Password{}, nil
 	}

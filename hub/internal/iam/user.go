@@ -96,9 +96,20 @@ func CreateUser(ctx context.Context, tx db.Tx, u User) (User, error) {
 	return u, insertBindings(ctx, tx, u.ID, u.Roles, "", u.CreatedAt)
 }
 
-// checkEmail returns an e-mail address as the rows have it.
+// FoldEmail returns an e-mail address as the rows have it: in lower case, as far as it is ASCII. Unicode folds letters
+// into ASCII's, such as the Kelvin sign into a k, which would make two addresses one.
+func FoldEmail(email string) string {
+	return strings.Map(func(r rune) rune {
+		if 'A' <= r && r <= 'Z' {
+			r += 'a' - 'A'
+		}
+		return r
+	}, email)
+}
+
+// checkEmail returns a well-formed e-mail address as the rows have it.
 func checkEmail(email string) (string, error) {
-	email = strings.ToLower(email)
+	email = FoldEmail(email)
 	if len(email) > maxEmail || !regexp.MustCompile(`^[^@\s]+@[^@\s]+$`).MatchString(email) {
 		return "", invalid().WithField("/email", "is no e-mail address")
 	}
