@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/agent/internal/network"
 )
 
 // TestCrashBetweenAnyTwoStepsIsMadeGood leaves what a kill -9 in the middle would leave.
@@ -63,6 +65,24 @@ func unready(t *testing.T, path string) []byte {
 	data, err = json.Marshal(r)
 	require.NoError(t, err)
 	return data
+}
+
+// A kill may come, and the disk may be full, before the first record of a member has its name.
+func TestARecordThatWasNotFinishedIsNoLeftover(t *testing.T) {
+	f := newFixture(t)
+	record := f.cfg.StateDir + "/members/m1@main.json"
+	require.NoError(t, os.WriteFile(record+".new", []byte("{"), 0o600))
+	f.n = f.open()
+	left, err := f.n.Leftovers(ctxOf(t), "m1")
+	require.NoError(t, err)
+	require.Empty(t, left, "of an agent that was killed")
+
+	require.NoError(t, os.MkdirAll(record+"/taken", 0o700), "so that it cannot be replaced")
+	require.Error(t, network.WriteJSON(record, "content"))
+	require.NoError(t, os.RemoveAll(record))
+	left, err = f.n.Leftovers(ctxOf(t), "m1")
+	require.NoError(t, err)
+	require.Empty(t, left, "of a write that failed")
 }
 
 func TestWhatAnEarlierBootLeftIsForgotten(t *testing.T) {

@@ -30,3 +30,6 @@ func limitsConnections(r rule) bool {
 		return ok && uses[*expr.Connlimit](set.Exprs)
 	})
 }
+
+// WriteJSON replaces a file of this package in one step.
+func WriteJSON(path string, content any) error { return writeJSON(path, content) }

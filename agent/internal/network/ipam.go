@@ -166,14 +166,21 @@ func (n *Network) addresses() map[string]netip.Addr {
 	return maps.Clone(n.leases.Attachments)
 }
 
+// unfinishedSuffix ends the name of a file that has yet to replace another.
+const unfinishedSuffix = ".new"
+
 // writeJSON replaces the file at path in one step.
 func writeJSON(path string, content any) error {
 	data, err := json.Marshal(content)
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(path+".new", data, 0o600); err != nil {
-		return err
+	unfinished := path + unfinishedSuffix
+	if err = os.WriteFile(unfinished, data, 0o600); err == nil {
+		err = os.Rename(unfinished, path)
 	}
-	return os.Rename(path+".new", path)
+	if err != nil {
+		return errors.Join(err, os.RemoveAll(unfinished))
+	}
+	return nil
 }

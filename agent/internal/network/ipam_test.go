@@ -124,6 +124,6 @@ func TestAnAddressThatCannotBeWrittenDownIsNotGiven(t *testing.T) {
 	require.Error(t, err)
 	_, ok := p.n.addressOf("m1")
 	require.False(t, ok)
-	require.NoError(t, os.Remove(p.n.leasesPath()+".new"))
+	require.NoError(t, os.RemoveAll(p.n.leasesPath()+".new"))
 	p.allocate("m1", "10.77.0.2")
 }

@@ -190,6 +190,9 @@ func Open(_ context.Context, cfg Config) (*Network, error) {
 	if err := n.makeDirs(); err != nil {
 		return nil, err
 	}
+	if err := n.removeUnfinished(); err != nil {
+		return nil, err
+	}
 	return n, n.loadLeases()
 }
 

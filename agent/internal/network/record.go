@@ -2,6 +2,7 @@ package network
 
 import (
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -41,6 +42,17 @@ func (n *Network) readRecord(id string) (record, error) {
 // writeRecord need not sync: when the machine goes down, so does what the record is about.
 func (n *Network) writeRecord(id string, r record) error {
 	return writeJSON(n.recordPath(id), r)
+}
+
+// removeUnfinished removes the records that an earlier agent was killed while it wrote: they are part of no attachment.
+func (n *Network) removeUnfinished() error {
+	entries, err := os.ReadDir(n.membersDir())
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), recordSuffix+unfinishedSuffix) {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(n.membersDir(), e.Name())))
+		}
+	}
+	return err
 }
 
 // forgetEarlierBoot removes what the state directory has of an earlier boot: its networks are gone.
