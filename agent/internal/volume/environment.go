@@ -338,23 +338,26 @@ func (e *Environments) remove(ctx context.Context, name string) error {
 }
 
 // makeRoom removes environments that used does not name, the longest unused first, until enough says so of how many are
-// left.
+// left. One that a container still has, as its member has only just left the state, keeps no other from going.
 func (e *Environments) makeRoom(ctx context.Context, used map[string]bool, enough func(left int) bool) (int, error) {
 	all, err := e.List()
 	left := len(all)
 	for _, one := range all {
-		if err != nil || enough(left) {
+		if enough(left) || ctx.Err() != nil {
 			break
 		}
 		if used[one.ID] {
 			continue
 		}
-		if err = e.Delete(ctx, one.ID); err == nil {
-			e.cfg.Log.InfoContext(ctx, "an environment that nothing uses was removed", slog.String("environment", one.ID))
-			left--
+		if err := e.Delete(ctx, one.ID); err != nil {
+			e.cfg.Log.WarnContext(ctx, "an environment cannot be removed", slog.String("environment", one.ID),
+				slog.Any("error", err))
+			continue
 		}
+		e.cfg.Log.InfoContext(ctx, "an environment that nothing uses was removed", slog.String("environment", one.ID))
+		left--
 	}
-	return left, err
+	return left, errors.Join(err, ctx.Err())
 }
 
 // Collect unmounts the environments that used does not name, removes of these the damaged ones and, while the disk is

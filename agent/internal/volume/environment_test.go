@@ -172,3 +172,23 @@ func TestRoomIsMadeOfUnusedEnvironments(t *testing.T) {
 	require.NoError(t, <-deleted)
 	require.False(t, f.e.Has("project.2"))
 }
+
+// A container that does not end keeps its environment, and no other one from making room.
+func TestAnEnvironmentThatAContainerHasKeepsNoOtherFromGoing(t *testing.T) {
+	f := newEnvironments(t)
+	for _, id := range []string{"1", "2"} {
+		f.install("member." + id)
+		require.NoError(t, f.e.Commit(t.Context(), "member."+id, volume.Environment{ID: "project." + id}))
+	}
+	dir, _, err := f.e.Use(t.Context(), "project.1")
+	require.NoError(t, err)
+	unused := time.Now().Add(-time.Hour)
+	require.NoError(t, os.Chtimes(filepath.Join(f.cfg.Dir, "project.1", "record.json"), unused, unused))
+	bind := t.TempDir()
+	require.NoError(t, unix.Mount(dir, bind, "", unix.MS_BIND, ""), "as a container has it")
+	_, err = f.e.Begin(t.Context(), "member.3", 1<<50, nil)
+	require.NoError(t, unix.Unmount(bind, 0))
+	require.Equal(t, agent.CodeVolumeNoSpace, fault.As(err).Code)
+	require.True(t, f.e.Has("project.1"), "its container has it")
+	require.False(t, f.e.Has("project.2"))
+}
