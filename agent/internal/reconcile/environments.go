@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -198,15 +199,19 @@ func (r *Reconciler) installLog(ctx context.Context, w agent.Workload, runID str
 		return "its log cannot be read"
 	}
 	defer func() { _ = log.Close() }()
+	index, err := r.index(w)
+	if err != nil {
+		return "its log may hold the credentials of the package index" // which are not known here any more
+	}
 	var end logEnd
 	_, _ = io.Copy(&end, log) // what was read is better than nothing
-	text := end.text
-	if index, err := r.index(w); err == nil {
-		text = index.redact(text)
-	}
+	text := urlCredentials.ReplaceAll(index.redact(end.text), []byte("://****@"))
 	text = bytes.TrimSpace(text)
 	return string(bytes.ToValidUTF8(text[max(0, len(text)-maxInstallLogBytes):], []byte("?")))
 }
+
+// urlCredentials are those in any URL: while an installation runs, its project may get an index with others.
+var urlCredentials = regexp.MustCompile(`://[^\s/@]*@`)
 
 // logEnd keeps the end of a log, one of whose lines may be as long as the log.
 type logEnd struct{ text []byte }

@@ -44,3 +44,14 @@ func TestTheLogOfAnInstallationIsNotReadIntoMemory(t *testing.T) {
 	require.Len(t, quoted, maxInstallLogBytes)
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(4<<20))
 }
+
+// The index of a project may change while an installation runs: its log may name the credentials of the one before.
+func TestTheQuotedLogNamesNoCredentialsOfAnotherIndex(t *testing.T) {
+	r := &Reconciler{machine: Machine{Logs: oneLine{last: "cannot read https://ci:s3cret@index.example/simple/torch/"}}}
+	require.Equal(t, "cannot read https://****@index.example/simple/torch/", r.installLog(t.Context(), agent.Workload{},
+		"m1.1"))
+
+	r.machine.Logs = oneLine{last: "password is s3cret"}
+	r.cfg.Unseal = func(string, string, []byte) ([]byte, error) { return nil, io.ErrUnexpectedEOF }
+	require.NotContains(t, r.installLog(t.Context(), agent.Workload{SealedIndex: []byte("sealed anew")}, "m1.1"), "s3cret")
+}
