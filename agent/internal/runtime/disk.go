@@ -40,6 +40,8 @@ const (
 	bytesPerFile = 4 << 10
 	// maxDepth bounds nested directories: the time to measure them grows with the square of the depth.
 	maxDepth = 1000
+	// entriesAtOnce of a directory are read at once.
+	entriesAtOnce = 256
 	// logBurst times MaxLogBytes bounds what a container writes to its log within GuardEvery.
 	logBurst = 4
 	// growth is how much the file system must have filled before a layer is measured again; at most a growthPart of the
@@ -251,32 +253,54 @@ func (r *Runtime) layerUse(ctx context.Context, id, dir string, limit int64) (in
 		return 0, err
 	}
 	defer func() { _ = root.Close() }()
-	count := use{seen: map[uint64]bool{}}
-	err = fs.WalkDir(root.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return nil //nolint:nilerr // removed meanwhile
-		}
-		if strings.Count(path, "/") > maxDepth {
-			return errTooDeep
-		}
-		if info, err := entry.Info(); err == nil {
-			count.add(info)
-		}
-		if count.bytes > limit || ctx.Err() != nil {
-			return fs.SkipAll
-		}
-		return nil
-	})
+	count := use{root: root, limit: limit, seen: map[uint64]bool{}}
+	err = count.addDir(ctx, ".", 0)
 	if err == nil && count.bytes <= limit {
 		r.addRemoved(id, &count)
 	}
 	return count.bytes, errors.Join(err, ctx.Err())
 }
 
-// use adds up files, each once however many names it has.
+// use adds up files, each once however many names it has, until they are above the limit.
 type use struct {
+	root  *os.Root
+	limit int64
 	bytes int64
 	seen  map[uint64]bool
+}
+
+// addDir adds a directory with all that it has. It holds a few of the names at a time: one directory may have millions.
+func (u *use) addDir(ctx context.Context, path string, depth int) error {
+	if depth > maxDepth {
+		return errTooDeep
+	}
+	// The container may have put a pipe in its place, on which another open would wait for ever.
+	dir, err := u.root.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil // removed or replaced meanwhile
+	}
+	defer func() { _ = dir.Close() }()
+	if info, err := dir.Stat(); err == nil {
+		u.add(info)
+	}
+	for {
+		entries, err := dir.ReadDir(entriesAtOnce)
+		for _, entry := range entries {
+			if u.bytes > u.limit || ctx.Err() != nil {
+				return nil
+			}
+			if entry.IsDir() {
+				if err := u.addDir(ctx, filepath.Join(path, entry.Name()), depth+1); err != nil {
+					return err
+				}
+			} else if info, err := entry.Info(); err == nil {
+				u.add(info)
+			}
+		}
+		if err != nil {
+			return nil // its end, or removed meanwhile
+		}
+	}
 }
 
 func (u *use) add(info fs.FileInfo) {

@@ -3,10 +3,13 @@ package runtime_test
 import (
 	"os"
 	"path/filepath"
+	goruntime "runtime"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 )
@@ -98,4 +101,44 @@ func TestContainerThatFloodsItsLogIsOverItsLimit(t *testing.T) {
 		kept += info.Size()
 	}
 	require.LessOrEqual(t, kept, 2*f.cfg.MaxLogBytes)
+}
+
+// A directory may have as many files as the disk has inodes; the agent's memory is for all members.
+func TestADirectoryOfManyFilesIsNotHeldInMemory(t *testing.T) {
+	const files = 20_000
+	dir := t.TempDir()
+	for i := range files {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o600))
+	}
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "more"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "more", "data"), make([]byte, 64<<10), 0o600))
+	used, err := runtime.LayerUse(t.Context(), dir, 1<<40)
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, used, int64(files*4<<10+64<<10))
+
+	var before, after goruntime.MemStats
+	goruntime.ReadMemStats(&before)
+	used, err = runtime.LayerUse(t.Context(), dir, 1<<20)
+	goruntime.ReadMemStats(&after)
+	require.NoError(t, err)
+	require.Greater(t, used, int64(1<<20))
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(1<<20))
+}
+
+// A container may replace a directory between the reading of its name and that of its content.
+func TestAPipeInThePlaceOfADirectoryIsNotOpened(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
+	writer, err := os.OpenFile(filepath.Join(dir, "pipe"), os.O_RDWR, 0) // without it, a failing test would hang
+	require.NoError(t, err)
+	defer func() { require.NoError(t, writer.Close()) }()
+	require.NoError(t, os.Symlink("/etc", filepath.Join(dir, "link")))
+	root, err := os.OpenRoot(dir)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, root.Close()) }()
+	for _, name := range []string{"pipe", "link", "gone"} {
+		used, err := runtime.DirUse(t.Context(), root, name)
+		require.NoError(t, err)
+		require.Zero(t, used, name)
+	}
 }

@@ -3,6 +3,8 @@ package runtime
 import (
 	"archive/tar"
 	"context"
+	"math"
+	"os"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
@@ -33,6 +35,18 @@ func (r *Runtime) BuildSpec(ctx context.Context, spec Spec) (*specs.Spec, error)
 
 // ShiftEntry is what unpacking in the containers' ids does to an entry of a layer.
 func ShiftEntry(h *tar.Header, base, size uint32) error { return idShift{base, size}.entry(h) }
+
+// LayerUse is what a layer of the container takes of the disk, as far as it is within the limit.
+func LayerUse(ctx context.Context, dir string, limit int64) (int64, error) {
+	return (&Runtime{}).layerUse(ctx, "none", dir, limit)
+}
+
+// DirUse is what a directory that was found below another one takes of the disk.
+func DirUse(ctx context.Context, root *os.Root, name string) (int64, error) {
+	count := use{root: root, limit: math.MaxInt64, seen: map[uint64]bool{}}
+	err := count.addDir(ctx, name, 1)
+	return count.bytes, err
+}
 
 // CgroupOf is the path of a container's cgroup.
 func CgroupOf(parent, id string) string {
