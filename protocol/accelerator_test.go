@@ -34,9 +34,8 @@ func TestTheIdOfASliceSaysHowItsGPUIsShared(t *testing.T) {
 	}
 }
 
-// A node that a hub cannot read the hello of has no session for ever.
-func TestTheHelloOfAMachineWithManySlicesIsNotTooLarge(t *testing.T) {
-	facts := &protocol.NodeFacts{}
+// manySlices are the accelerators of the largest machine.
+func manySlices() (found []*protocol.Accelerator) {
 	id := func(n int) string { return fmt.Sprintf("GPU-%08x-4c1b-11ef-9a6f-0242ac120002", n) }
 	for n := range 16 {
 		a := &protocol.Accelerator{
@@ -53,8 +52,15 @@ func TestTheHelloOfAMachineWithManySlicesIsNotTooLarge(t *testing.T) {
 				Profile: "1/48 time_slices", MemoryBytes: 141 << 30, Sharing: protocol.SharingTimeSlices,
 			})
 		}
-		facts.Accelerators = append(facts.Accelerators, a)
+		found = append(found, a)
 	}
-	message := &protocol.NodeMessage{Message: &protocol.NodeMessage_Hello{Hello: &protocol.Hello{Facts: facts}}}
+	return found
+}
+
+// A node that a hub cannot read the hello of has no session for ever.
+func TestTheHelloOfAMachineWithManySlicesIsNotTooLarge(t *testing.T) {
+	message := &protocol.NodeMessage{Message: &protocol.NodeMessage_Hello{Hello: &protocol.Hello{
+		Facts: &protocol.NodeFacts{Accelerators: manySlices()},
+	}}}
 	require.Less(t, proto.Size(message), protocol.MaxHelloBytes/2)
 }

@@ -8,8 +8,8 @@ const (
 	// names the node's accelerators: sixteen of 48 slices each need a third of it.
 	MaxHelloBytes = 256 << 10
 	// MaxReportBaseBytes and MaxReportMemberBytes limit every other NodeMessage: base + members of the node × member
-	// bytes.
-	MaxReportBaseBytes   = 256 << 10
+	// bytes. All volumes with their snapshots, environments and slices of a node need two thirds of the base.
+	MaxReportBaseBytes   = 1 << 20
 	MaxReportMemberBytes = 16 << 10
 	// MaxEnvelopeBytes limits the payload of one signed document.
 	MaxEnvelopeBytes = 4 << 20
