@@ -41,3 +41,16 @@ func TestOnlyARegularFileOfAnImageNamesItsUsers(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 7, found.Uid, "a link within the image")
 }
+
+// What has no id in the containers' range would have that number on the host: in a copy, and in the container's spec.
+func TestNoIDOfAUserLiesBeyondThoseOfContainers(t *testing.T) {
+	r := &Runtime{cfg: Config{UIDMapSize: 1000}, host: hostSupport{userNamespaces: true}}
+	require.NoError(t, r.checkUser(user{uid: 999, gid: 999, groups: []uint32{0, 999}}))
+	for what, u := range map[string]user{
+		"user":        {uid: 1000},
+		"group":       {gid: 1000},
+		"other group": {groups: []uint32{0, 1000}},
+	} {
+		require.ErrorContains(t, r.checkUser(u), "must be below 1000", what)
+	}
+}

@@ -93,6 +93,19 @@ func TestEnrollmentSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
+// Many nodes may join at once from one address.
+func TestANodeThatIsLimitedByRateMayEnrollLater(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	h.limited = true
+	err := n.enroll(h)
+	require.True(t, fault.Is(err, fault.RateLimited))
+	require.False(t, fault.IsPermanent(err))
+	h.mu.Lock()
+	h.limited = false
+	h.mu.Unlock()
+	require.NoError(t, n.enroll(h))
+}
+
 func TestAnEnrollingNodeShowsItsTokenOnlyToAHubThatThePinnedRootSigned(t *testing.T) {
 	h, n := newHub(t), openNode(t)
 	// Another hub: it lists the true root's public key beside its own, and signs with its own only.

@@ -65,6 +65,8 @@ type testHub struct {
 	shown int
 	// shutOut is why the node is refused, in the handshake and at a renewal.
 	shutOut string
+	// limited says that enrollments are refused for their rate.
+	limited bool
 	// welcome makes the answer to a hello.
 	welcome func(*protocol.Hello) *protocol.HubMessage
 	// fetches answers the fetch streams.
@@ -229,6 +231,11 @@ func (h *testHub) mux() http.Handler {
 		key, ok := h.readCSR(r, &in, &in.CSR)
 		h.mu.Lock()
 		defer h.mu.Unlock()
+		if h.limited {
+			w.WriteHeader(http.StatusTooManyRequests)
+			_, _ = w.Write([]byte(`{"code":"rate_limited","detail":"Too many requests. Try again later."}`))
+			return
+		}
 		if !ok || in.JoinToken != joinToken || in.Hostname == "" || (h.used && !key.Equal(h.nodeKey)) {
 			w.WriteHeader(http.StatusUnauthorized)
 			_, _ = w.Write(

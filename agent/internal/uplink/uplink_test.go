@@ -153,6 +153,13 @@ func TestFetchesUseTheSessionAndFailAtOnceWithoutOne(t *testing.T) {
 	require.Equal(t, "org/acme/web/app", c.GetUsername())
 	_, err = n.up.Part(t.Context(), [32]byte{})
 	require.EqualValues(t, protocol.Nack_UNKNOWN_PART.Text(), fault.As(err).Code)
+	require.False(t, fault.Is(err, fault.Unavailable))
+
+	h.setFetches(func(*protocol.FetchRequest) *protocol.FetchResponse {
+		return &protocol.FetchResponse{ErrorReason: protocol.Nack_UNAVAILABLE}
+	})
+	_, err = n.up.PullCredential(t.Context(), "org/acme/web/app")
+	require.True(t, fault.Is(err, fault.Unavailable), "it counts as away: no revision fails for that")
 }
 
 func TestLogsComeThroughATunnelAndEndWithTheirReader(t *testing.T) {
