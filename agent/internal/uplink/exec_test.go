@@ -77,6 +77,29 @@ func TestACommandHasItsCallerAtItsEndsAndDiesWithTheStream(t *testing.T) {
 	<-killed
 }
 
+// The shim of a container may not answer for a minute; its tenant's command must not keep the node from its hub.
+func TestACommandThatEndsLateDelaysNoNewSession(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	require.NoError(t, n.enroll(h))
+	begun, answers := make(chan struct{}), make(chan struct{})
+	n.run(uplink.Config{Exec: func(ctx context.Context, _ string, _ execstream.Command) (int, error) {
+		close(begun)
+		<-answers
+		return 0, ctx.Err()
+	}})
+	t.Cleanup(func() { close(answers) })
+	require.NoError(t, n.store.OpenRun(state.Run{ID: "m1.1", MemberID: "m1", Service: "main", OpenedAt: n.clock.Now()}))
+	s := h.next()
+	stream, err := s.conn.Open(t.Context(), &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_TUNNEL})
+	require.NoError(t, err)
+	require.NoError(t, stream.Send(&protocol.TunnelRequest{Request: &protocol.TunnelRequest_Exec{
+		Exec: &protocol.ExecRequest{MemberId: "m1", Command: []string{"x"}},
+	}}))
+	<-begun
+	s.push(&protocol.HubMessage{Message: &protocol.HubMessage_GoAway{GoAway: &protocol.GoAway{Reason: "restart"}}})
+	h.next()
+}
+
 func TestACopyIsOfTheNewestRunOfTheMember(t *testing.T) {
 	h, n := newHub(t), openNode(t)
 	require.NoError(t, n.enroll(h))

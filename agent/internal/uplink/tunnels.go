@@ -25,16 +25,14 @@ const (
 	portCheckEvery = time.Second
 )
 
-// serveTunnels takes the streams that the hub opens.
+// serveTunnels takes the streams that the hub opens. It does not wait for what a tunnel still has to end.
 func (s *session) serveTunnels(ctx context.Context) error {
-	var tunnels sync.WaitGroup
-	defer tunnels.Wait()
 	for {
 		stream, header, err := s.conn.Accept(ctx)
 		if err != nil {
 			return err
 		}
-		tunnels.Go(func() {
+		s.u.tunnels.Go(func() {
 			if header.GetKind() != protocol.StreamHeader_KIND_TUNNEL {
 				stream.Abort()
 				return

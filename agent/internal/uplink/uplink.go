@@ -89,6 +89,9 @@ type Uplink struct {
 	// lastSession is the number of the last session that this process was welcomed to; used by one session at a time.
 	lastSession uint64
 
+	// tunnels are those of all sessions: a command whose container does not answer delays no new session.
+	tunnels sync.WaitGroup
+
 	// observed and sealed wake the session when there is something new to report or to upload.
 	observed, sealed <-chan struct{}
 }
@@ -116,6 +119,7 @@ func (u *Uplink) Run(ctx context.Context, observer Reconciler) error {
 	u.observed, u.sealed = observer.Subscribe(), u.store.SubscribeUsage()
 	var renewing sync.WaitGroup
 	defer renewing.Wait()
+	defer u.tunnels.Wait()
 	renewer := &renewer{creds: u.creds, store: u.store, clock: u.clock, apiURL: u.apiURL(), log: u.log}
 	renewing.Go(func() { renewer.run(ctx) })
 	retry, why := hubsession.Backoff{Longest: u.cfg.DialRetryMax}, inquiry{ask: renewer.renew}
