@@ -133,16 +133,28 @@ func ClaimsOn(ctx context.Context, tx db.Tx, nodeID string) ([]plan.RecordedClai
 	return out, nil
 }
 
-// AdoptVolumes records the volumes of a node that a restored hub does not know, and returns them. Their names are lost.
+// AdoptVolumes records the volumes of a node that a restored hub does not know, and of the others that they were
+// enlarged or restored. The names of the former, whose changes have no status before, are lost.
 func AdoptVolumes(ctx context.Context, tx db.Tx, nodeID string, named []*protocol.ProjectVolume,
 	correlationID string, now time.Time,
-) (adopted []Volume, err error) {
+) (adopted []VolumeChange, err error) {
 	for _, p := range named {
-		known, err := selectVolumes(ctx, tx, `WHERE v.id::TEXT = $1`, p.GetId())
+		if p.GetDeleted() || !db.IsID(p.GetId()) {
+			continue
+		}
+		known, err := selectVolumes(ctx, tx, `WHERE v.id = $1`, p.GetId())
 		if err != nil {
 			return nil, err
 		}
-		if len(known) > 0 || p.GetDeleted() || !db.IsID(p.GetId()) {
+		if len(known) > 0 {
+			v, changed := known[0].adopt(p)
+			if !changed {
+				continue
+			}
+			if v, err = v.changed(ctx, tx, now); err != nil {
+				return nil, err
+			}
+			adopted = append(adopted, VolumeChange{Volume: v, Before: known[0].Status})
 			continue
 		}
 		v := Volume{
@@ -162,7 +174,28 @@ func AdoptVolumes(ctx context.Context, tx db.Tx, nodeID string, named []*protoco
 				return nil, err
 			}
 		}
-		adopted = append(adopted, v)
+		adopted = append(adopted, VolumeChange{Volume: v})
 	}
 	return adopted, nil
+}
+
+// adopt takes over a larger size, and a later restore: under the number of one that it has done, the node would do no
+// other. The node's next report ends both.
+func (v Volume) adopt(p *protocol.ProjectVolume) (_ Volume, changed bool) {
+	size, restores := int64(p.GetSizeBytes()), int64(p.GetRestoreNo())
+	larger, restored := size > v.SizeBytes, restores > v.RestoreNo
+	usable := v.Status == VolumeReady || v.Status == VolumeResizing
+	if larger {
+		v.SizeBytes = size
+		if usable {
+			v.Status = VolumeResizing
+		}
+	}
+	if restored {
+		v.RestoreNo, v.RestoreSnapshotID = restores, p.GetRestoreSnapshotId()
+		if usable {
+			v.Status = VolumeRestoring
+		}
+	}
+	return v, larger || restored
 }

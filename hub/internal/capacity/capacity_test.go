@@ -487,14 +487,14 @@ func TestLaw16AVolumeThatTheRowsDoNotKnowIsAdopted(t *testing.T) {
 		{Id: db.NewID(), OrgId: w.org, ProjectId: w.project, SizeBytes: 1 << 30, Deleted: true},
 	}
 	for _, want := range []int{2, 0} {
-		var adopted []capacity.Volume
+		var adopted []capacity.VolumeChange
 		require.NoError(t, w.try(func(ctx context.Context, tx db.Tx) (err error) {
 			adopted, err = capacity.AdoptVolumes(ctx, tx, w.gpu.ID, named, "corr", w.now())
 			return err
 		}))
 		require.Len(t, adopted, want, "again, nothing is new")
 		if want > 0 {
-			require.Equal(t, []bool{false, true}, []bool{adopted[0].ReadyAt.IsZero(), adopted[1].ReadyAt.IsZero()})
+			require.Equal(t, []bool{false, true}, []bool{adopted[0].Volume.ReadyAt.IsZero(), adopted[1].Volume.ReadyAt.IsZero()})
 		}
 	}
 }

@@ -28,7 +28,7 @@ const (
 	Revision = "revision_unknown"
 	// Allocation: an allocation was made after the backup; it is known only as far as it is used.
 	Allocation = "allocation_unknown"
-	// Volume: the rows do not know a volume that a node keeps.
+	// Volume: the rows do not know a volume that a node keeps, or that it was enlarged or restored.
 	Volume = "volume_unknown"
 	// Snapshot: the rows do not know a snapshot of a volume.
 	Snapshot = "volume_snapshot_unknown"

@@ -160,23 +160,27 @@ func (a adopter) apply(ctx context.Context, tx db.Tx, todo plan.Adoption) error 
 	return nil
 }
 
-// volumes adds the volumes that the rows do not know: without them, the members that use them would be left out.
+// volumes adds the volumes that the rows do not know, without which the members that use them would be left out, and
+// what was asked of the others after the backup.
 func (a adopter) volumes(ctx context.Context, tx db.Tx) error {
 	adopted, err := capacity.AdoptVolumes(ctx, tx, a.b.NodeID, a.b.Volumes, a.by.CorrelationID, a.by.Now)
 	if err != nil {
 		return err
 	}
-	for _, v := range adopted {
-		if err := change.RecordVolume(ctx, tx, a.by, actionAdopt, capacity.VolumeChange{Volume: v}); err != nil {
+	for _, c := range adopted {
+		v, detail := c.Volume, "The volume "+madeAfter+". Its name is lost."
+		if c.Before != "" {
+			detail = fmt.Sprintf("%q was enlarged or restored after the backup; it stays so.", v.Name)
+		}
+		if err := change.RecordVolume(ctx, tx, a.by, actionAdopt, c); err != nil {
 			return err
 		}
-		if !v.ReadyAt.IsZero() {
+		if c.Before == "" && !v.ReadyAt.IsZero() {
 			if err := ledger.OpenSubject(ctx, tx, change.VolumeSubject(v, a.by.Now)); err != nil {
 				return err
 			}
 		}
-		if err := a.addFinding(ctx, tx, finding.Volume, resourceVolume, v.ID, "The volume %s. Its name is lost.",
-			madeAfter); err != nil {
+		if err := a.addFinding(ctx, tx, finding.Volume, resourceVolume, v.ID, "%s", detail); err != nil {
 			return err
 		}
 	}

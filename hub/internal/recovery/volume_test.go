@@ -1,0 +1,86 @@
+package recovery_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
+	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+func reportVolume(l *hubtest.Session, under *protocol.DesiredState, s *protocol.VolumeStatus) {
+	l.T.Helper()
+	s.Status = protocol.VolumeStatus_READY
+	l.Counter++
+	l.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Report{Report: &protocol.Report{
+		Counter: l.Counter, At: timestamppb.Now(), Epoch: under.GetEpoch(), Generation: under.GetGeneration(),
+		Volumes: []*protocol.VolumeStatus{s},
+	}}})
+	hubtest.Next(l, func(m *protocol.HubMessage) (bool, bool) { return true, m.GetReportAck().GetCounter() == l.Counter })
+}
+
+// Law 16: a node that has done a restore under a number does no other under it, and would report the tenant's next
+// restore as done.
+func TestLaw16AVolumeThatWasRestoredAndEnlargedAfterTheBackupStaysSo(t *testing.T) {
+	h, n, l := hubtest.NewWithNode(t)
+	commands := &command.Service{DB: h.DB}
+	_, err := commands.CreateAllocation(t.Context(), h.Tenant("allocation"), capacity.NewAllocation{
+		ProjectID: h.Project.ID, Shape: capacity.GPUSlice, CPUCores: 1, MemoryMiB: 1024,
+	})
+	require.NoError(t, err)
+	v, err := commands.CreateVolume(t.Context(), h.Tenant("volume"), capacity.NewVolume{
+		ProjectID: h.Project.ID, Name: "models", SizeBytes: 64 << 20,
+	})
+	require.NoError(t, err)
+	state, _ := l.ExpectVolumes(1)
+	reportVolume(l, state, &protocol.VolumeStatus{Id: v.ID, SizeBytes: 64 << 20})
+	snapshot, err := commands.CreateVolumeSnapshot(t.Context(), h.Tenant("snapshot"), h.Project.ID, v.ID, "")
+	require.NoError(t, err)
+	reportVolume(l, state, &protocol.VolumeStatus{
+		Id: v.ID, SizeBytes: 64 << 20,
+		Snapshots: []*protocol.SnapshotStatus{{Id: snapshot.ID, Status: protocol.VolumeStatus_READY}},
+	})
+	backup := h.Backup()
+	_, err = commands.RestoreVolume(t.Context(), h.Tenant("restore"), h.Project.ID, v.ID, snapshot.ID)
+	require.NoError(t, err)
+	reportVolume(l, state, &protocol.VolumeStatus{Id: v.ID, SizeBytes: 64 << 20, RestoreNo: 1})
+	_, err = commands.ResizeVolume(t.Context(), h.Tenant("resize"), h.Project.ID, v.ID, 96<<20)
+	require.NoError(t, err)
+	var push *protocol.PushState
+	for state.GetVolumes()[0].GetSizeBytes() != 96<<20 {
+		state, push = l.ExpectVolumes(1)
+	}
+	require.NoError(t, l.Conn.Close(0, "the hub is gone"))
+
+	again := h.Restore(backup)
+	n.Hub = again
+	l = n.Connect(holds("i1", state, push.GetEnvelope()))
+	l.UploadState(&protocol.StateUpload{State: push.GetEnvelope(), Bundle: n.Bundle.Envelope(), Last: true})
+	takeBundle(t, n, l)
+	now, _ := l.ExpectVolumes(1)
+	require.True(t, proto.Equal(state.GetVolumes()[0], now.GetVolumes()[0]), "%v", now.GetVolumes()[0])
+	require.Equal(t, map[string]string{finding.Volume: v.ID}, again.Findings())
+	got := func() capacity.Volume {
+		return hubtest.Tx(again, func(ctx context.Context, tx db.Tx) (capacity.Volume, error) {
+			return capacity.GetVolume(ctx, tx, h.Project.ID, v.ID)
+		})
+	}
+	require.Equal(t, capacity.VolumeRestoring, got().Status, "until its node has said that it is done")
+
+	reportVolume(l, now, &protocol.VolumeStatus{Id: v.ID, SizeBytes: 96 << 20, RestoreNo: 1})
+	require.Equal(t, capacity.VolumeReady, got().Status)
+	require.Equal(t, 1, hubtest.Count(again, `SELECT count(*) FROM subjects WHERE id = $1 AND volume_bytes = $2`, v.ID,
+		(96+64)<<20))
+	restored, err := (&command.Service{DB: again.DB}).RestoreVolume(t.Context(), again.Tenant("restore"), h.Project.ID,
+		v.ID, snapshot.ID)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, restored.RestoreNo)
+}
