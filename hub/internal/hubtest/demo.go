@@ -174,7 +174,7 @@ func (h *Hub) PublishDemo() {
 
 func (h *Hub) publish(doc string) {
 	h.T.Helper()
-	ctx, now := h.T.Context(), h.Now()
+	now := h.Now()
 	h.Project = Tx(h, func(ctx context.Context, tx db.Tx) (iam.Project, error) {
 		org := iam.Org{ID: db.NewID(), Slug: "acme", DisplayName: "acme", CreatedAt: now}
 		if err := iam.CreateOrg(ctx, tx, org); err != nil {
@@ -190,22 +190,7 @@ func (h *Hub) publish(doc string) {
 		Bindings: []iam.Binding{{Role: iam.OrgAdmin}},
 	}
 
-	pub, key, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(h.T, err)
-	der, err := x509.MarshalPKIXPublicKey(pub)
-	require.NoError(h.T, err)
-	delegation, err := trust.Delegate(trust.DelegateOptions{
-		CatalogKeyFile: filepath.Join(h.TrustInit.OfflineDir, trust.CatalogKeyFile), Passphrase: Passphrase,
-		PublisherPEM: pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), Prefixes: []string{"apps/"}, Now: now,
-		TTL: 72 * time.Hour,
-	})
-	require.NoError(h.T, err)
-	_, err = (&command.Service{DB: h.DB, Bundle: h.Keys.Bundle}).RegisterPublisher(ctx, h.Admin("publisher"), delegation)
-	require.NoError(h.T, err)
-	env, err := manifest.Sign([]byte(doc), protocol.NewEd25519Signer(key))
-	require.NoError(h.T, err)
-	_, err = (&command.Service{DB: h.DB, Bundle: h.Keys.Bundle}).RegisterManifest(ctx, h.Admin("manifest"), env)
-	require.NoError(h.T, err)
+	h.register(doc)
 
 	Tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
 		repository, digest, _ := strings.Cut(DemoImage, "@")
@@ -242,6 +227,55 @@ func (h *Hub) publish(doc string) {
 		}, now)
 		return 0, err
 	})
+}
+
+// register adds a manifest to the catalogue that a fresh publisher has signed.
+func (h *Hub) register(doc string) {
+	h.T.Helper()
+	ctx, now := h.T.Context(), h.Now()
+	pub, key, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(h.T, err)
+	der, err := x509.MarshalPKIXPublicKey(pub)
+	require.NoError(h.T, err)
+	delegation, err := trust.Delegate(trust.DelegateOptions{
+		CatalogKeyFile: filepath.Join(h.TrustInit.OfflineDir, trust.CatalogKeyFile), Passphrase: Passphrase,
+		PublisherPEM: pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), Prefixes: []string{"apps/"}, Now: now,
+		TTL: 72 * time.Hour,
+	})
+	require.NoError(h.T, err)
+	commands := &command.Service{DB: h.DB, Bundle: h.Keys.Bundle}
+	_, err = commands.RegisterPublisher(ctx, h.Admin("publisher"+db.NewID()), delegation)
+	require.NoError(h.T, err)
+	env, err := manifest.Sign([]byte(doc), protocol.NewEd25519Signer(key))
+	require.NoError(h.T, err)
+	_, err = commands.RegisterManifest(ctx, h.Admin("manifest"+db.NewID()), env)
+	require.NoError(h.T, err)
+}
+
+// LaunchWorker publishes an app that an external worker operates, and creates an instance of it on an allocation of its
+// own.
+func (h *Hub) LaunchWorker() instance.Instance {
+	h.T.Helper()
+	h.register(manifesttest.External("cluster"))
+	Tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
+		if _, _, err := catalog.SetStatus(ctx, tx, "cluster", "1.0.0", catalog.Active, h.Now()); err != nil {
+			return 0, err
+		}
+		_, _, err := catalog.PutEntitlement(ctx, tx, catalog.Entitlement{
+			ProjectID: h.Project.ID, OrgID: h.Project.OrgID, AppSlug: "cluster", Enabled: true, UpdatedBy: db.NewID(),
+		}, h.Now())
+		return 0, err
+	})
+	commands := &command.Service{DB: h.DB, LeaseDuration: time.Hour, Bundle: h.Keys.Bundle, Sealer: PlainSealer{}}
+	a, err := commands.CreateAllocation(h.T.Context(), h.Tenant("allocation"+db.NewID()), capacity.NewAllocation{
+		ProjectID: h.Project.ID, Shape: capacity.GPUSlice, CPUCores: 1, MemoryMiB: 512,
+	})
+	require.NoError(h.T, err)
+	i, err := commands.CreateInstance(h.T.Context(), h.Tenant("instance"+db.NewID()), command.CreateInstanceInput{
+		ProjectID: h.Project.ID, AppSlug: "cluster", Version: "1.0.0", DisplayName: "cluster", AllocationIDs: []string{a.ID},
+	})
+	require.NoError(h.T, err)
+	return i
 }
 
 // Launch allocates on the only node and creates an instance of the demo app there.

@@ -22,7 +22,8 @@ import (
 // client drops lower versions.
 const versionLeap = 1000
 
-// RecordedOn returns the rows of the node's members, for plan.Adopt: those that are not gone, and the named ones.
+// RecordedOn returns the rows of the node's members, for plan.Adopt: those that are not gone, and the named ones. What
+// external workers operate is in no state of a node.
 func RecordedOn(ctx context.Context, tx db.Tx, nodeID string, named []string) ([]plan.RecordedMember, error) {
 	named = slices.DeleteFunc(slices.Clone(named), func(id string) bool { return !db.IsID(id) })
 	var (
@@ -36,6 +37,7 @@ func RecordedOn(ctx context.Context, tx db.Tx, nodeID string, named []string) ([
 	}, `SELECT m.id, m.allocation_id, i.revision, i.status, m.removed_at IS NOT NULL
 		FROM instance_members m JOIN app_instances i ON i.id = m.instance_id WHERE m.id IN (
 			SELECT l.id FROM instance_members l WHERE l.node_id = $1 AND l.removed_at IS NULL
+				AND NOT l.external
 			UNION ALL SELECT g.id FROM instance_members g WHERE g.id = ANY($2::UUID[]) AND g.node_id = $1) ORDER BY m.id`,
 		nodeID, named)
 	return out, err
