@@ -118,7 +118,7 @@ func copyRevision(ctx context.Context, tx db.Tx, i Instance, from int64, made Re
 // updateConfig replaces the config of a revision, and in what its members run.
 func updateConfig(ctx context.Context, tx db.Tx, i Instance) error {
 	for _, m := range i.Members {
-		if m.Gone {
+		if m.Gone || m.External {
 			continue
 		}
 		services, err := Services(ctx, tx, m.ID, i.Revision)
