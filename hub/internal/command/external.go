@@ -2,9 +2,11 @@ package command
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
@@ -31,6 +33,9 @@ func (s *Service) createExternal(ctx context.Context, tx db.Tx, m Meta, project 
 		return instance.Instance{}, fault.New(fault.Unprocessable, codeMembersOutOfBounds, "The version allows another "+
 			"number of members; its external_worker_contract says how many of each component.", nil).
 			WithField("/placement_intent/allocation_ids", "names too few or too many").Permanent()
+	}
+	if err := checkAccelerators(version.MaxAccelerators, 0, candidates); err != nil {
+		return instance.Instance{}, err
 	}
 	if _, err := checkNodes(ctx, tx, candidates, manifest.Choice{}, project.OrgID); err != nil {
 		return instance.Instance{}, err
@@ -60,6 +65,39 @@ func refuseChoice(c manifest.Choice) error {
 			WithField("/resources", "must be absent").Permanent()
 	}
 	return nil
+}
+
+// checkAccelerators refuses allocations that would give an instance, beside the accelerators that it has, more than the
+// project's entitlement allows; a limit of 0 is none.
+func checkAccelerators(limit, has int, candidates []capacity.Candidate) error {
+	for _, c := range candidates {
+		has += len(c.Allocation.AcceleratorIDs)
+	}
+	if limit == 0 || has <= limit {
+		return nil
+	}
+	return fault.New(fault.Forbidden, catalog.CodePolicyRefused, "The instance would have more accelerators than the "+
+		"project's entitlement allows.", nil).WithField("/placement_intent/allocation_ids", fmt.Sprintf("makes them %d; at "+
+		"most %d are allowed", has, limit)).Permanent()
+}
+
+// acceleratorsOf is how many accelerators the members of an instance have, and how many the entitlement allows.
+func acceleratorsOf(ctx context.Context, tx db.Tx, i instance.Instance) (has, limit int, err error) {
+	e, err := catalog.GetEntitlement(ctx, tx, i.ProjectID, i.AppSlug)
+	if err != nil && !fault.Is(err, fault.NotFound) {
+		return 0, 0, err
+	}
+	for _, m := range i.Members {
+		if m.Gone {
+			continue
+		}
+		a, err := capacity.GetAny(ctx, tx, m.AllocationID)
+		if err != nil {
+			return 0, 0, err
+		}
+		has += len(a.AcceleratorIDs)
+	}
+	return has, e.Policy.MaxAccelerators, nil
 }
 
 // reserveWhole gives a new member all of an allocation.

@@ -33,6 +33,13 @@ func (s *Service) AddMember(ctx context.Context, m Meta, projectID, instanceID, 
 		if err != nil {
 			return instance.Change{}, "", ofMember(err)
 		}
+		has, limit, err := acceleratorsOf(ctx, tx, i)
+		if err != nil {
+			return instance.Change{}, "", err
+		}
+		if err := checkAccelerators(limit, has, candidates); err != nil {
+			return instance.Change{}, "", ofMember(err)
+		}
 		if _, err := checkNodes(ctx, tx, candidates, manifest.Choice{}, project.OrgID); err != nil {
 			return instance.Change{}, "", err
 		}
