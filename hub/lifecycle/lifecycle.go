@@ -177,7 +177,7 @@ func Start(l Lifecycle, p History) (Lifecycle, Step, error) {
 // ChangeSettings fails where name and configuration can change no more. It takes no step.
 func ChangeSettings(l Lifecycle) error {
 	if l.Status == Decommissioning || l.Status.Ended() {
-		return notOpen(l.Status, "changed")
+		return notOpen(l.Status, "is "+string(l.Status)+" and cannot be changed any more.")
 	}
 	return nil
 }

@@ -103,6 +103,12 @@ func TestActionsAreOpenWhereTheContractSaysAndNowhereElse(t *testing.T) {
 	}
 }
 
+func TestSettingsChangeUntilTheEndBegins(t *testing.T) {
+	require.NoError(t, ChangeSettings(Lifecycle{Status: Failed}))
+	err := ChangeSettings(Lifecycle{Status: Decommissioning})
+	require.Equal(t, "The app instance is decommissioning and cannot be changed any more.", fault.As(err).Public)
+}
+
 func TestNothingButTheEndIsOpenOnceEveryNodeIsLost(t *testing.T) {
 	failed := Lifecycle{Status: Failed, Health: HealthUnhealthy, Reason: protocol.WorkloadStatus_NODE_LOST}
 	past := History{Worked: true, Lost: true}
