@@ -67,6 +67,8 @@ func TestLaw11AWrappingTokenDeliversOnceToItsRequester(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 2, next.Credential.Version)
 	require.NotEqual(t, made.Credential.PublicKey, next.Credential.PublicKey)
+	_, err = commands.Unwrap(t.Context(), w.Meta(""), made.Token)
+	require.EqualValues(t, "wrapping_token_used", fault.As(err).Code, "of the key before, too, it is a misuse")
 	_, outsider := w.NewTenant("other")
 	foreign := w.Meta("")
 	foreign.Principal = outsider
@@ -93,8 +95,8 @@ func TestLaw11AWrappingTokenDeliversOnceToItsRequester(t *testing.T) {
 	require.EqualValues(t, "access_credential_revoked", fault.As(err).Code)
 	require.Equal(t, []string{
 		"iam.access_credential.created", "security.wrapping_token.misused", "iam.access_credential.rotated",
-		"security.wrapping_token.misused", "security.wrapping_token.misused", "iam.access_credential.rotated",
-		"iam.access_credential.revoked",
+		"security.wrapping_token.misused", "security.wrapping_token.misused", "security.wrapping_token.misused",
+		"iam.access_credential.rotated", "iam.access_credential.revoked",
 	}, w.EventTypes(made.Credential.ID))
 	w.RequireHidden("PRIVATE KEY", made.Token)
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/periodic"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
@@ -163,4 +164,16 @@ func TestMembersOfASilentWorkerCountAsFailedUntilItReportsThem(t *testing.T) {
 	require.Equal(t, lifecycle.HealthHealthy, pass(longAgo).Lifecycle.Health)
 	w.Now = w.Now.Add(instance.MemberSilence)
 	require.Equal(t, lifecycle.HealthDegraded, pass(longAgo).Lifecycle.Health)
+
+	_, err = w.Commands().ReportMember(t.Context(), w.Meta(""), w.Project.ID, i.ID,
+		instance.MemberReport{MemberID: reported.ID, Status: protocol.WorkloadStatus_DEGRADED}, "device_fault")
+	require.NoError(t, err)
+	w.publishCluster("1.1.0")
+	_, err = w.Commands().UpgradeInstance(t.Context(), w.Meta("upgrade"), command.UpgradeInstanceInput{
+		ProjectID: w.Project.ID, InstanceID: i.ID, Version: "1.1.0",
+	})
+	require.NoError(t, err)
+	w.Now = w.Now.Add(2 * instance.MemberSilence)
+	w.finish(w.next(i, "upgrade"))
+	require.Equal(t, protocol.WorkloadStatus_DEGRADED, pass(longAgo).Members[0].Status, "as it was reported before")
 }
