@@ -284,4 +284,14 @@ func TestSegmentsThatSkipRecordNumbersAreSetAside(t *testing.T) {
 		require.Empty(t, hubtest.Upload(t, stream, env).GetNackReason(), "all are known when they come again")
 	}
 	require.Equal(t, before, books(h))
+
+	// A new name for its store gives a node no room for more.
+	require.NoError(t, l.Conn.Close(0, "again"))
+	l = n.Connect(hubtest.Hello("i2"))
+	r := hubtest.SessionSeconds(member, lease, start.Add(segments*time.Second), 1)
+	r.Sequence = 2
+	ack := hubtest.Upload(t, l.OpenUsage(), n.SealNumbered("i2", []*protocol.UsageRecord{r})[0])
+	require.Empty(t, ack.GetNackReason())
+	require.Equal(t, 16, hubtest.Count(h, `SELECT count(*) FROM usage_set_aside`))
+	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM recovery_findings WHERE resource_id = 'i2'`))
 }
