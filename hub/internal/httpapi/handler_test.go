@@ -120,6 +120,15 @@ func TestLaw11TheDigestOfARequestIsKeyed(t *testing.T) {
 	require.NotEqual(t, digest("a"), digest("b"))
 }
 
+// A key that was used for one resource is refused for another: the answer would be about the first.
+func TestARequestIsAnotherOneWithAnotherPathOrQuery(t *testing.T) {
+	digest := func(target string) []byte {
+		return requestMAC([]byte("a"), httptest.NewRequestWithContext(t.Context(), http.MethodPost, target, nil), nil)
+	}
+	require.NotEqual(t, digest("/api/v1/x/1/stop?y=1"), digest("/api/v1/x/2/stop?y=1"))
+	require.NotEqual(t, digest("/api/v1/x/1/stop?y=1"), digest("/api/v1/x/1/stop?y=2"))
+}
+
 func TestFaultsBecomeProblems(t *testing.T) {
 	kinds := map[fault.Kind]int{
 		fault.Internal: 500, fault.Malformed: 400, fault.Unauthenticated: 401, fault.Forbidden: 403, fault.NotFound: 404,
