@@ -58,7 +58,7 @@ func (n *Node) setDraining(draining bool) (changed bool) {
 
 // Ban shuts the node out for good; banned is false when it was banned already.
 func Ban(ctx context.Context, tx db.Tx, nodeID, reason string, now time.Time) (n Node, banned bool, err error) {
-	return change(ctx, tx, nodeID, now, func(n *Node) bool {
+	n, banned, err = change(ctx, tx, nodeID, now, func(n *Node) bool {
 		if n.IsBanned() {
 			return false
 		}
@@ -66,6 +66,11 @@ func Ban(ctx context.Context, tx db.Tx, nodeID, reason string, now time.Time) (n
 		tx.Enqueue(EndBanned, nodeID)
 		return true
 	})
+	if err != nil || !banned {
+		return n, false, err
+	}
+	n, err = endResync(ctx, tx, n)
+	return n, true, err
 }
 
 // Quarantine stops new documents for the node and ignores its reports until Release; quarantined is false when it was
@@ -123,7 +128,7 @@ func CheckRemoval(n Node, lost bool, now time.Time) error {
 // was removed before: the first outcome stays.
 func Remove(ctx context.Context, tx db.Tx, nodeID string, lost bool, reason string, now time.Time,
 ) (n Node, removed bool, err error) {
-	return change(ctx, tx, nodeID, now, func(n *Node) bool {
+	n, removed, err = change(ctx, tx, nodeID, now, func(n *Node) bool {
 		if n.IsRemoved() {
 			return false
 		}
@@ -133,4 +138,9 @@ func Remove(ctx context.Context, tx db.Tx, nodeID string, lost bool, reason stri
 		}
 		return true
 	})
+	if err != nil || !removed {
+		return n, false, err
+	}
+	n, err = endResync(ctx, tx, n)
+	return n, true, err
 }

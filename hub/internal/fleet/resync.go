@@ -7,7 +7,8 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
-// ResyncStatus is what a restored hub still needs from a node. It changes awaiting → usage_owed → in sync.
+// ResyncStatus is what a restored hub still needs from a node. It changes awaiting → usage_owed → in sync, and ends
+// with a ban or a removal.
 type ResyncStatus string
 
 // The resync statuses of a node.
@@ -66,6 +67,12 @@ func StateUploaded(ctx context.Context, tx db.Tx, nodeID string, now time.Time) 
 func UsageComplete(ctx context.Context, tx db.Tx, nodeID string) error {
 	_, err := tx.Exec(ctx, `UPDATE nodes SET resync = '', owed_incarnation = '', owed_segment = 0 WHERE id = $1`, nodeID)
 	return err
+}
+
+// endResync ends the resync of a node that is banned or removed: nothing that a restored hub waits for comes of it.
+func endResync(ctx context.Context, tx db.Tx, n Node) (Node, error) {
+	n.Resync = Resync{}
+	return n, UsageComplete(ctx, tx, n.ID)
 }
 
 // Resyncing lists the nodes that are not in sync, in the order of their ids.

@@ -44,3 +44,31 @@ func TestLaw16ANodeThatAwaitsResyncTakesNothingNew(t *testing.T) {
 	require.Equal(t, fleet.Resync{}, n.Resync)
 	require.Empty(t, must(t, d, fleet.Resyncing))
 }
+
+// Law 13: a node that will never upload anything holds nothing up, such as the collection of the registry's garbage.
+func TestLaw13NobodyWaitsForTheUploadOfANodeThatIsGone(t *testing.T) {
+	d := dbtest.New(t)
+	for what, end := range map[string]func(context.Context, db.Tx, string) (fleet.Node, bool, error){
+		"banned": func(ctx context.Context, tx db.Tx, id string) (fleet.Node, bool, error) {
+			return fleet.Ban(ctx, tx, id, "stolen", now)
+		},
+		"lost": func(ctx context.Context, tx db.Tx, id string) (fleet.Node, bool, error) {
+			return fleet.Remove(ctx, tx, id, true, "burnt", now)
+		},
+		"removed": func(ctx context.Context, tx db.Tx, id string) (fleet.Node, bool, error) {
+			return fleet.Remove(ctx, tx, id, false, "sold", now)
+		},
+	} {
+		n := node(t, d)
+		got := must(t, d, func(ctx context.Context, tx db.Tx) (fleet.Node, error) {
+			if err := fleet.AwaitResync(ctx, tx, n.ID); err != nil {
+				return fleet.Node{}, err
+			}
+			got, done, err := end(ctx, tx, n.ID)
+			require.True(t, done, what)
+			return got, err
+		})
+		require.Equal(t, fleet.Resync{}, got.Resync, what)
+		require.Empty(t, must(t, d, fleet.Resyncing), what)
+	}
+}
