@@ -28,6 +28,7 @@ func newPerson(w *world) *person {
 	w.Tx(func(ctx context.Context, tx db.Tx) (err error) {
 		p.user, err = iam.CreateUser(ctx, tx, iam.User{
 			ID: db.NewID(), OrgID: w.Project.OrgID, Email: "ada@acme.example", DisplayName: "Ada", CreatedAt: w.Now,
+			Roles: []iam.Role{iam.OrgAdmin},
 		})
 		if err != nil {
 			return err
