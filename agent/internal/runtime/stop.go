@@ -58,15 +58,15 @@ func (r *Runtime) Stop(ctx context.Context, id string, grace time.Duration) erro
 		return err
 	}
 	ended, err := r.awaitExit(ctx, id, killWait)
+	if !ended && err == nil && !r.hasProcesses(id) {
+		r.killShim(ctx, id)
+		ended, err = r.awaitExit(ctx, id, killWait)
+	}
 	if err == nil && !ended {
-		err = errHangs()
+		err = fault.New(fault.Unavailable, codeStopFailed, "A process of the container, or its shim, does not end although "+
+			"it was killed: it hangs in the kernel.", nil)
 	}
 	return err
-}
-
-func errHangs() error {
-	return fault.New(fault.Unavailable, codeStopFailed, "A process of the container does not end although it was "+
-		"killed: it hangs in the kernel.", nil)
 }
 
 func (r *Runtime) stopSignal(ctx context.Context, id string) syscall.Signal {
