@@ -81,7 +81,9 @@ func (tr *ContainerdOracle) record(m *coreevents.Envelope) {
 	case *events.TaskStart:
 		tr.started[e.ContainerID] = m.Timestamp
 	case *events.TaskExit:
-		if e.ID == e.ContainerID {
+		// After an agent that was killed while it deleted a task, containerd may clean up behind the shim that has gone, and
+		// report the exit once more, as of then.
+		if _, again := tr.exited[e.ContainerID]; e.ID == e.ContainerID && !again {
 			tr.exited[e.ContainerID] = e.ExitedAt.AsTime()
 		}
 	}
