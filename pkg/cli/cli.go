@@ -19,7 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/gpuaas/pkg/client"
-	"github.com/gpuaas/gpuaas/pkg/daemon"
+	"github.com/gpuaas/gpuaas/pkg/flaghint"
 )
 
 // Env is everything the command takes from its surroundings.
@@ -89,7 +89,7 @@ Without a file, GPUAAS_URL, GPUAAS_CA_FILE and GPUAAS_TOKEN or GPUAAS_TOKEN_FILE
 	f.StringVar(&a.key, "idempotency-key", "", "makes repeating this very command harmless")
 	f.StringVar(&a.requestID, "request-id", "", "correlation id of the request")
 	f.DurationVar(&a.timeout, "timeout", 0, "give up after this time; 0 waits as long as it takes")
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return usage(daemon.FlagError(c, err)) })
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return usage(flaghint.Error(c, err)) })
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"},
 		cobra.ShellCompDirectiveNoFileComp))
 	_ = root.RegisterFlagCompletionFunc("context", a.completeContexts)

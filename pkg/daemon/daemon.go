@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/flaghint"
 )
 
 // Program is one program.
@@ -48,7 +49,7 @@ func (p Program) Execute(ctx context.Context, args []string, stdout, stderr io.W
 	p.Root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
 		return p.fromEnvironment(cmd.Flags(), os.LookupEnv)
 	}
-	p.Root.SetFlagErrorFunc(FlagError)
+	p.Root.SetFlagErrorFunc(flaghint.Error)
 	p.Root.SetOut(stdout)
 	p.Root.SetErr(stderr)
 	p.Root.SetArgs(p.withDefault(args))
@@ -123,22 +124,4 @@ func buildSetting(key string) string {
 		}
 	}
 	return ""
-}
-
-// FlagError adds to the error of an unknown flag which flags begin like it, or else how the command is used.
-func FlagError(cmd *cobra.Command, err error) error {
-	unknown, is := errors.AsType[*pflag.NotExistError](err)
-	if !is {
-		return err
-	}
-	var near []string
-	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		if name := unknown.GetSpecifiedName(); len(name) > 1 && strings.HasPrefix(f.Name, name) {
-			near = append(near, "--"+f.Name)
-		}
-	})
-	if len(near) > 0 {
-		return fmt.Errorf("%w; did you mean %s?", err, strings.Join(near, " or "))
-	}
-	return fmt.Errorf("%w; use: %s", err, cmd.UseLine())
 }
