@@ -121,7 +121,7 @@ e2e: build build-failpoint demo-app ## end to end, with the real binaries; each 
 	@# Fetch and build what the packages need before their tests compete for the machine. No test runs; without -count=1
 	@# the Go tool would also skip the preparation when it has run this very binary before.
 	@out=$$($(GO) test -vet=off -count=1 -p 1 -run '^$$' ./e2e/guide ./e2e/notebook ./e2e/upgrade) || { echo "$$out"; exit 1; }
-	@$(GO) test -vet=off -p 3 -parallel 1 -timeout 20m $(E2E)
+	@$(GO) test -vet=off -p 3 -parallel 1 -timeout 30m $(E2E)
 
 # The record is a commit's: the next call with the same commit goes on where this one ends.
 .PHONY: soak
