@@ -134,6 +134,8 @@ func (c *Client) do(ctx context.Context, method, path string, body io.Reader) (i
 	}
 	kind := fault.Internal
 	switch resp.StatusCode {
+	case http.StatusBadRequest:
+		kind = fault.Malformed
 	case http.StatusConflict:
 		kind = fault.Conflict
 	case http.StatusNotFound:

@@ -327,8 +327,6 @@ func statusOf(err error) int {
 		return http.StatusBadRequest
 	case fault.Conflict:
 		return http.StatusConflict
-	case fault.TooLarge:
-		return http.StatusRequestEntityTooLarge
 	case fault.Unavailable:
 		return http.StatusServiceUnavailable
 	default:
@@ -387,8 +385,10 @@ func (s *Server) workloads() []Workload {
 func (s *Server) logs(w http.ResponseWriter, req *http.Request) {
 	q := req.URL.Query()
 	tail, err := strconv.Atoi(q.Get("tail"))
-	if err != nil || tail < 0 || tail > maxTailLines {
-		tail = maxTailLines
+	if err != nil || tail < 1 || tail > maxTailLines {
+		s.answer(w, nil, fault.New(fault.Malformed, codeUnreadable, fmt.Sprintf("tail, the number of lines, must be 1 to %d.",
+			maxTailLines), err))
+		return
 	}
 	run, err := s.Store.NewestRun(req.PathValue("member"), q.Get("service"))
 	if err != nil {

@@ -282,16 +282,21 @@ func TestLogsStream(t *testing.T) {
 	}
 	f := newFixture(t, logs)
 	require.NoError(t, f.store.OpenRun(state.Run{ID: "m1.1", MemberID: "m1", OpenedAt: time.Now()}))
-	r, err := f.client.Logs(t.Context(), local.LogsQuery{MemberID: "m1"})
+	r, err := f.client.Logs(t.Context(), local.LogsQuery{MemberID: "m1", TailLines: 1})
 	require.NoError(t, err)
 	all, err := io.ReadAll(r)
 	require.NoError(t, err)
 	require.NoError(t, r.Close())
 	require.Equal(t, "log of m1.1", string(all))
-	_, err = f.client.Logs(t.Context(), local.LogsQuery{MemberID: "m1", Follow: true})
+	_, err = f.client.Logs(t.Context(), local.LogsQuery{MemberID: "m1", TailLines: 1, Follow: true})
 	require.True(t, fault.Is(err, fault.Internal))
-	_, err = f.client.Logs(t.Context(), local.LogsQuery{MemberID: "other"})
+	_, err = f.client.Logs(t.Context(), local.LogsQuery{MemberID: "other", TailLines: 1})
 	require.True(t, fault.Is(err, fault.NotFound))
+	for _, lines := range []int{-1, 0, 100_001} {
+		_, err = f.client.Logs(t.Context(), local.LogsQuery{MemberID: "m1", TailLines: lines})
+		require.True(t, fault.Is(err, fault.Malformed), "%d lines: %v", lines, err)
+		require.Contains(t, fault.As(err).Public, "1 to 100000")
+	}
 }
 
 func TestClientSaysWhenNoAgentIsThere(t *testing.T) {
