@@ -3,6 +3,8 @@ package command
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
@@ -54,6 +56,31 @@ func (s *Service) createExternal(ctx context.Context, tx db.Tx, m Meta, project 
 		return instance.Instance{}, err
 	}
 	return change.AddTask(ctx, tx, m.by(), iam.InstanceCreate, c, contract.Task(manifest.TaskDeploy), "")
+}
+
+// checkRoles refuses a version whose components are not those of an instance's members.
+func checkRoles(contract manifest.WorkerContract, members []instance.Member) error {
+	has := map[string]int{}
+	for _, c := range contract.Components {
+		has[c.Role] = 0
+	}
+	for _, m := range members {
+		if !m.Gone {
+			has[m.Role]++
+		}
+	}
+	for _, role := range slices.Sorted(maps.Keys(has)) {
+		c := contract.Component(role)
+		if c == nil {
+			c = &manifest.Component{}
+		}
+		if n := has[role]; n < c.Min || n > c.Max {
+			return fault.New(fault.Unprocessable, codeMembersOutOfBounds, "The version allows another number of members: add "+
+				"or remove some first.", nil).WithField("/version", fmt.Sprintf("allows %d to %d members of the role %s; the "+
+				"instance has %d", c.Min, c.Max, role, n)).Permanent()
+		}
+	}
+	return nil
 }
 
 // refuseChoice refuses what only containers have.
@@ -128,6 +155,9 @@ func (s *Service) upgradeExternal(ctx context.Context, tx db.Tx, m Meta, i insta
 	next resolvedVersion, chosen manifest.Choice,
 ) (instance.Change, error) {
 	if err := refuseChoice(chosen); err != nil {
+		return instance.Change{}, err
+	}
+	if err := checkRoles(*next.Version.Manifest.Version.ExternalWorkerContract, i.Members); err != nil {
 		return instance.Change{}, err
 	}
 	return instance.RequestUpgrade(ctx, tx, i, r, newRevision(next, manifest.Choice{}), nil, m.Now)

@@ -48,7 +48,14 @@ func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Inst
 	if err != nil {
 		return instance.Change{}, err
 	}
-	if i.External() && manifest.IsExternal(next.RuntimeBackend) {
+	// What is billed is frozen with the modes.
+	if next.OperatingMode != i.Modes.OperatingMode || next.ControlPlaneScope != i.Modes.ControlPlaneScope ||
+		next.RuntimeBackend != i.Modes.RuntimeBackend {
+		return instance.Change{}, fault.New(fault.Unprocessable, codeModeUnsupported, "The version does not support the "+
+			"modes that the app instance runs in; deploy it anew.", nil).
+			WithField("/version", "does not support the modes of the app instance").Permanent()
+	}
+	if i.External() {
 		return s.upgradeExternal(ctx, tx, m, i, r, next, in.Resources)
 	}
 	chosen := in.Resources.Else(i.Resources.For(next.Version.Manifest))
@@ -60,13 +67,6 @@ func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Inst
 		if next, err = s.seal(ctx, tx, m, next, to, chosen.Environment); err != nil {
 			return instance.Change{}, err
 		}
-	}
-	// What is billed is frozen with the modes.
-	if next.OperatingMode != i.Modes.OperatingMode || next.ControlPlaneScope != i.Modes.ControlPlaneScope ||
-		next.RuntimeBackend != i.Modes.RuntimeBackend {
-		return instance.Change{}, fault.New(fault.Unprocessable, codeModeUnsupported, "The version does not support the "+
-			"modes that the app instance runs in; deploy it anew.", nil).
-			WithField("/version", "does not support the modes of the app instance").Permanent()
 	}
 	if err := checkNodesOf(ctx, tx, i, next.Version.Manifest, in.Resources); err != nil {
 		return instance.Change{}, err
