@@ -76,7 +76,8 @@ func ListHours(ctx context.Context, tx db.Tx, f Filter) ([]UsageHour, string, er
 	var w db.Where
 	from, to := w.Arg(f.From), w.Arg(f.To)
 	f.narrow(&w, "s.")
-	w.And("s.opened_at < " + to)
+	// An hour that begins before To is listed whole, with what was opened later in it.
+	w.And("s.opened_at < " + w.Arg(f.To.Add(time.Hour-1).Truncate(time.Hour)))
 	w.And("(s.settled_at IS NULL OR s.settled_at >= " + from + ")")
 	meter := ""
 	if f.Meter != "" {

@@ -156,6 +156,28 @@ func TestHoursAreListedByPages(t *testing.T) {
 	require.Equal(t, "cursor_invalid", faultCode(err))
 }
 
+// A range that ends within an hour has all of that hour, also of what was opened later in it.
+func TestAnHourIsListedWhole(t *testing.T) {
+	w := newWorld(t)
+	w.credit("10")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "1")
+	w.now = at(1800)
+	s := w.member()
+	w.lease(s, 24*time.Hour)
+	w.now = at(7200)
+	w.post(w.session(s, 1800, 5400))
+	for _, test := range []struct {
+		to    float64
+		hours int
+	}{{0, 0}, {600, 1}, {3600, 1}, {3601, 2}} {
+		rows := must(w, func(ctx context.Context, tx db.Tx) ([]ledger.UsageHour, error) {
+			rows, _, err := ledger.ListHours(ctx, tx, ledger.Filter{OrgID: w.org, To: at(test.to), Limit: 9})
+			return rows, err
+		})
+		require.Len(t, rows, test.hours, "to %v s after noon", test.to)
+	}
+}
+
 // Usage without a price adds up in its hours and costs nothing.
 func TestUsageWithoutAPriceIsCounted(t *testing.T) {
 	w := newWorld(t)
