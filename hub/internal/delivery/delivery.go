@@ -208,11 +208,14 @@ func (s *sender) deliver(ctx context.Context, e event.Numbered) error {
 		}
 		s.reader.Replace(owner)
 		if !s.reader.MaySee(e.Event) {
-			if w.Tries == 0 {
-				return nil
+			return nil
+		}
+		if w.Tries > 0 && w.Pos < e.Pos-1 {
+			// Tries and pause are those of an event before this one, which was left out meanwhile.
+			if err := s.write(ctx, func(tx db.Tx) error { return webhook.Advance(ctx, tx, s.id, e.Pos-1) }); err != nil {
+				return err
 			}
-			// Its tries and its pause are not the next event's.
-			return s.write(ctx, func(tx db.Tx) error { return webhook.Advance(ctx, tx, s.id, e.Pos) })
+			continue
 		}
 		if w.NextTryAt != nil && !waited {
 			if !s.wait(ctx, w.NextTryAt.Sub(s.Now())) {
@@ -262,7 +265,9 @@ func (s *sender) record(ctx context.Context, w webhook.Webhook, e event.Numbered
 		case w.FailingSince != nil && now.Sub(*w.FailingSince) >= disableAfter:
 			return false, s.disable(ctx, tx, webhook.Failing)
 		case w.Tries+1 < MaxTries:
-			return false, webhook.Failed(ctx, tx, s.id, result.failure, now.Add(s.pauseAfter(w.Tries)), now)
+			return false, webhook.Failed(ctx, tx, s.id, webhook.Failure{
+				Pos: e.Pos, Reason: result.failure, NextTryAt: now.Add(s.pauseAfter(w.Tries)), At: now,
+			})
 		}
 		return true, webhook.Bury(ctx, tx, s.id, webhook.DeadLetter{
 			EventID:   e.ID,

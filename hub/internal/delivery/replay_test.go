@@ -77,8 +77,14 @@ func TestLaw10AWebhookThatWaitsSendsWhatItsOwnerMaySeeThen(t *testing.T) {
 	require.Empty(t, e.got)
 }
 
-// Each event has its own tries, also after one that failed and that the owner may no longer see.
+// Each event has its own tries, also after one that failed and that the owner may no longer see, and where the hub
+// starts anew between the two.
 func TestTriesOfAnEventThatIsLeftOutAreNotTheNextOnes(t *testing.T) {
+	t.Run("same hub", func(t *testing.T) { triesOfAnEventThatIsLeftOut(t, false) })
+	t.Run("started anew", func(t *testing.T) { triesOfAnEventThatIsLeftOut(t, true) })
+}
+
+func triesOfAnEventThatIsLeftOut(t *testing.T, anew bool) {
 	h := newHouse(t)
 	h.pause = time.Hour
 	platformAdmin := func(is bool) {
@@ -91,12 +97,20 @@ func TestTriesOfAnEventThatIsLeftOutAreNotTheNextOnes(t *testing.T) {
 	e := listen(t, func(w http.ResponseWriter, _ request) { w.WriteHeader(http.StatusInternalServerError) })
 	made := h.create(webhook.Webhook{URL: e.URL, Types: []string{"fleet.join_token", "apps.environment"}})
 	h.number()
-	defer h.start(e)()
+	stop := h.start(e)
+	defer func() { stop() }()
 	h.happen("fleet.join_token.created", "of the platform")
 	require.Equal(t, "of the platform", (<-e.got).subject())
 	h.until(made.Webhook.ID, func(w webhook.Webhook) bool { return w.Tries == 1 })
+	if anew {
+		stop()
+	}
 	platformAdmin(false)
-	h.replay(made.Webhook.ID) // at once
+	if anew {
+		stop = h.start(e)
+	} else {
+		h.replay(made.Webhook.ID) // at once
+	}
 	h.happen("apps.environment.removed", "next")
 	require.Equal(t, "next", (<-e.got).subject())
 	w := h.until(made.Webhook.ID, func(w webhook.Webhook) bool { return w.Tries > 0 && w.NextTryAt != nil })

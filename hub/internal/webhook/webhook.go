@@ -232,9 +232,19 @@ func Delivered(ctx context.Context, tx db.Tx, id string, pos int64, now time.Tim
 		WHERE id = $1`, id, pos, now)
 }
 
-// Failed records a try that failed, and when the next one is.
-func Failed(ctx context.Context, tx db.Tx, id, reason string, next, now time.Time) error {
+// Failure is a try that failed.
+type Failure struct {
+	// Pos is the position of the event.
+	Pos       int64
+	Reason    string
+	NextTryAt time.Time
+	At        time.Time
+}
+
+// Failed records a failed try of the event that follows the webhook's position from then on.
+func Failed(ctx context.Context, tx db.Tx, id string, f Failure) error {
 	return tx.Queue(ctx, `
-		UPDATE webhooks SET tries = tries + 1, next_try_at = $3, failing_since = COALESCE(failing_since, $4), last_error = $2
-		WHERE id = $1`, id, reason, next, now)
+		UPDATE webhooks SET pos = GREATEST(pos, $5 - 1), tries = tries + 1, next_try_at = $3,
+			failing_since = COALESCE(failing_since, $4), last_error = $2
+		WHERE id = $1`, id, f.Reason, f.NextTryAt, f.At, f.Pos)
 }

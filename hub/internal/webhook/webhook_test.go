@@ -48,7 +48,9 @@ func TestAnEnabledWebhookBeginsAnew(t *testing.T) {
 		}); err != nil {
 			return err
 		}
-		if err = webhook.Failed(t.Context(), tx, id, "status 500", now.Add(time.Minute), now); err != nil {
+		if err = webhook.Failed(t.Context(), tx, id, webhook.Failure{
+			Pos: 7, Reason: "status 500", NextTryAt: now.Add(time.Minute), At: now,
+		}); err != nil {
 			return err
 		}
 		if w, err = webhook.Disable(t.Context(), tx, id, webhook.Failing, now.Add(24*time.Hour)); err != nil {
