@@ -101,6 +101,13 @@ func List(ctx context.Context, tx db.Tx) ([]Finding, error) {
 		MaxListed)
 }
 
+// ListAbout returns the findings of a kind about resources of these types.
+func ListAbout(ctx context.Context, tx db.Tx, kind string, resourceTypes ...string) ([]Finding, error) {
+	return db.Select(ctx, tx, pgx.RowToStructByPos[Finding],
+		`SELECT id, node_id, kind, resource_type, resource_id, detail, found_at FROM recovery_findings
+		WHERE kind = $1 AND resource_type = ANY($2) ORDER BY id`, kind, resourceTypes)
+}
+
 // Resolve deletes a finding whose row was processed after all; resolved is false where there was none.
 func Resolve(ctx context.Context, tx db.Tx, nodeID, kind, resourceID string) (resolved bool, err error) {
 	tag, err := tx.Exec(ctx, `DELETE FROM recovery_findings WHERE node_id = $1 AND kind = $2 AND resource_id = $3`, nodeID,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
@@ -64,6 +65,21 @@ func (p Passes) AccrueAllocations(ctx context.Context, restored, now time.Time) 
 		if endErr := end(ctx, a, now); isTemporary(ctx, endErr) {
 			return errors.Join(err, endErr)
 		}
+	}
+	return errors.Join(err, p.resolveCovered(ctx, done, now))
+}
+
+// resolveCovered resolves the findings about what was spared and is covered again.
+func (p Passes) resolveCovered(ctx context.Context, done []*accrual, now time.Time) error {
+	spared, err := db.Query(ctx, p.DB, func(tx db.Tx) ([]finding.Finding, error) {
+		return finding.ListAbout(ctx, tx, finding.Lease, change.Allocation, change.Attachment)
+	})
+	for _, f := range spared {
+		if !slices.ContainsFunc(done, func(a *accrual) bool { return a.ID == f.ResourceID && !a.Exhausted }) {
+			continue
+		}
+		f.At = now
+		err = errors.Join(err, db.WriteTx(ctx, p.DB, func(tx db.Tx) error { return change.ResolveFinding(ctx, tx, f) }))
 	}
 	return err
 }

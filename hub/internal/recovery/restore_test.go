@@ -276,12 +276,15 @@ func TestLaw16ANodeEnrolledAfterTheBackupIsTakenIn(t *testing.T) {
 func TestLaw16WhatTheRestoredWalletDoesNotCoverGoesOnForADay(t *testing.T) {
 	lo := loseHub(t)
 	again := lo.restore()
+	setWallets := func(nanos int64) {
+		hubtest.Tx(again, func(ctx context.Context, tx db.Tx) (any, error) {
+			return tx.Exec(ctx, `UPDATE wallets SET balance_nanos = $1`, nanos)
+		})
+	}
+	setWallets(0)
 	last := hubtest.Tx(again, func(ctx context.Context, tx db.Tx) (recovery.Restore, error) {
 		r, _, err := recovery.Last(ctx, tx)
 		if err != nil {
-			return r, err
-		}
-		if _, err := tx.Exec(ctx, `UPDATE wallets SET balance_nanos = 0`); err != nil {
 			return r, err
 		}
 		_, err = ledger.CreatePrice(ctx, tx, ledger.Price{
@@ -295,8 +298,15 @@ func TestLaw16WhatTheRestoredWalletDoesNotCoverGoesOnForADay(t *testing.T) {
 		t.Helper()
 		require.NoError(t, passes.AccrueAllocations(t.Context(), last.At, last.At.Add(after)))
 	}
+	spared := map[string]string{finding.Lease: lo.kept.Members[0].AllocationID}
+	accrue(time.Hour)
+	require.Equal(t, spared, again.Findings())
+	setWallets(1_000_000_000_000)
+	accrue(2 * time.Hour)
+	require.Empty(t, again.Findings(), "an admin has granted the credit again")
+	setWallets(0)
 	accrue(24*time.Hour - time.Second)
-	require.Equal(t, map[string]string{finding.Lease: lo.kept.Members[0].AllocationID}, again.Findings())
+	require.Equal(t, spared, again.Findings())
 	require.Equal(t, lifecycle.Running, again.Instance(lo.kept.ID).Lifecycle.Status)
 	accrue(24 * time.Hour)
 	require.Equal(t, lifecycle.Decommissioning, again.Instance(lo.kept.ID).Lifecycle.Status)
