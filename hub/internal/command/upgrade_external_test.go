@@ -26,12 +26,18 @@ func TestAnUpgradeOfAnExternalWorkerKeepsToTheNextVersion(t *testing.T) {
 		return err
 	}
 	for _, test := range []struct{ name, from, to, reason string }{
-		{"role gone", "role: worker, min: 0", "role: node, min: 0",
-			"allows 0 to 0 members of the role worker; the instance has 1"},
-		{"too few", "role: worker, min: 0", "role: worker, min: 2",
-			"allows 2 to 3 members of the role worker; the instance has 1"},
-		{"new role", "{role: worker", "{role: node, min: 1, max: 1}, {role: worker",
-			"allows 1 to 1 members of the role node; the instance has 0"},
+		{
+			"role gone", "role: worker, min: 0", "role: node, min: 0",
+			"allows 0 to 0 members of the role worker; the instance has 1",
+		},
+		{
+			"too few", "role: worker, min: 0", "role: worker, min: 2",
+			"allows 2 to 3 members of the role worker; the instance has 1",
+		},
+		{
+			"new role", "{role: worker", "{role: node, min: 1, max: 1}, {role: worker",
+			"allows 1 to 1 members of the role node; the instance has 0",
+		},
 	} {
 		err := upgrade("1.1."+strings.ReplaceAll(test.name, " ", ""), test.from, test.to)
 		requireCode(t, "members_out_of_bounds", err)
