@@ -289,30 +289,8 @@ const (
 func (w *Testbed) observe() (o Observed, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(w.Ctx), ConvergenceBound)
 	defer cancel()
-	db, err := pgx.Connect(ctx, w.Hub.Config.DatabaseURL())
-	if err != nil {
+	if err := w.observeHub(ctx, &o); err != nil {
 		return o, err
-	}
-	defer func() { _ = db.Close(ctx) }()
-	o.Billed, o.Final, o.Requested = map[string]time.Duration{}, map[string]bool{}, map[string]int{}
-	var id, reason string
-	var n int64
-	for query, row := range map[string]struct {
-		into []any
-		add  func() error
-	}{
-		billedQuery:    {[]any{&id, &n}, func() error { o.Billed[id] = time.Duration(n) * time.Microsecond; return nil }},
-		finalQuery:     {[]any{&id}, func() error { o.Final[id] = true; return nil }},
-		requestedQuery: {[]any{&id, &n}, func() error { o.Requested[id] = int(n); return nil }},
-		suspenseQuery:  {[]any{&reason}, func() error { o.Suspense = append(o.Suspense, reason); return nil }},
-	} {
-		rows, err := db.Query(ctx, query)
-		if err != nil {
-			return o, err
-		}
-		if _, err := pgx.ForEachRow(rows, row.into, row.add); err != nil {
-			return o, fmt.Errorf("%s: %w", query, err)
-		}
 	}
 	o.Processes, o.At = map[string]ContainerProcess{}, time.Now()
 	for _, k := range w.audit.kernels {
@@ -327,6 +305,42 @@ func (w *Testbed) observe() (o Observed, err error) {
 	}
 	o.Pulls, err = pullsOf(w.Hub.Config)
 	return o, err
+}
+
+// observeHub reads the hub's rows as they are at one moment: nodes go on sending, and a bill that becomes final between
+// two readings would lack what came with its last record.
+func (w *Testbed) observeHub(ctx context.Context, o *Observed) error {
+	db, err := pgx.Connect(ctx, w.Hub.Config.DatabaseURL())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = db.Close(ctx) }()
+	tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback(ctx) }()
+	o.Billed, o.Final, o.Requested = map[string]time.Duration{}, map[string]bool{}, map[string]int{}
+	var id, reason string
+	var n int64
+	for query, row := range map[string]struct {
+		into []any
+		add  func() error
+	}{
+		billedQuery:    {[]any{&id, &n}, func() error { o.Billed[id] = time.Duration(n) * time.Microsecond; return nil }},
+		finalQuery:     {[]any{&id}, func() error { o.Final[id] = true; return nil }},
+		requestedQuery: {[]any{&id, &n}, func() error { o.Requested[id] = int(n); return nil }},
+		suspenseQuery:  {[]any{&reason}, func() error { o.Suspense = append(o.Suspense, reason); return nil }},
+	} {
+		rows, err := tx.Query(ctx, query)
+		if err != nil {
+			return err
+		}
+		if _, err := pgx.ForEachRow(rows, row.into, row.add); err != nil {
+			return fmt.Errorf("%s: %w", query, err)
+		}
+	}
+	return nil
 }
 
 // RequireNoFilesOf checks that no file below the directories of the node bears the name of an ended member.
