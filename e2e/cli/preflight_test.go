@@ -119,7 +119,7 @@ func hubAddressCases(w *harness.Testbed, taken string) []hubMisconfiguration {
 			"does not answer: check that it runs",
 		}}, func(t *testing.T, c *devcluster.HubConfig) {
 			file := filepath.Join(w.Dir, "database-url")
-			require.NoError(t, os.WriteFile(file, []byte("postgres://nobody@"+closedPort(t)+"/none\n"), 0o600))
+			require.NoError(t, os.WriteFile(file, []byte("postgres://nobody@"+harness.FreeAddress()+"/none\n"), 0o600))
 			c.ExtraArgs = []string{"--database-url-file", file}
 		}},
 		{
@@ -286,15 +286,6 @@ func rootKey(w *harness.Testbed, c devcluster.HubConfig) ed25519.PrivateKey {
 	key, ok := parsed.(ed25519.PrivateKey)
 	require.True(w.T, ok)
 	return key
-}
-
-// closedPort is an address without a listener.
-func closedPort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	return l.Addr().String()
 }
 
 // agentMisconfiguration is a fault of an agent's configuration or machine.

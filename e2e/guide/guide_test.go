@@ -183,7 +183,7 @@ type guideRun struct {
 
 func newGuideRun(w *harness.Testbed) *guideRun {
 	w.T.Helper()
-	address := freeAddress(w.T)
+	address := harness.FreeAddress()
 	r := &guideRun{w: w, hub: w.HubConfig(), done: map[string]bool{}}
 	r.hub.Listen, r.hub.SessionListen = address, address
 	// What the guide's agent.env and join token say is read when the agent starts.
@@ -241,24 +241,6 @@ func newGuideRun(w *harness.Testbed) *guideRun {
 	w.Explain(harness.Faults{Why: "the operator's guide has the node leave and enroll again, twice", Enrolments: 2})
 	w.AuditAtEnd()
 	return r
-}
-
-// freeAddress finds a port of the loopback address that is free for TCP and UDP.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	for range 20 {
-		tcp, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		address := tcp.Addr().String()
-		udp, err := net.ListenPacket("udp", address)
-		require.NoError(t, tcp.Close())
-		if err == nil {
-			require.NoError(t, udp.Close())
-			return address
-		}
-	}
-	t.Fatal("no port is free for TCP and UDP")
-	return ""
 }
 
 // unitsOfProduct are the units whose commands must do something here.

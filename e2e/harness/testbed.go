@@ -208,11 +208,22 @@ func (w *Testbed) StartContainerdIn(dir string) {
 	w.T.Cleanup(func() { require.NoError(w.T, started.Destroy()) })
 }
 
-// HubConfig is a hub on loopback with ports of its own choice.
+// FreeAddress is a loopback address with a port, for TCP and UDP, that this process has given to nobody else and the
+// kernel to no program: while nobody listens there, as between two starts of a hub, it stays free.
+func FreeAddress() string {
+	// Below the ports of the nodes and those that the kernel chooses (ip_local_port_range).
+	const first = 10_000
+	return fmt.Sprintf("127.0.0.1:%d", first+addresses.Add(1))
+}
+
+//nolint:gochecknoglobals // parallel tests of one process share its machine
+var addresses atomic.Int32
+
+// HubConfig is a hub on loopback with ports of its own.
 func (w *Testbed) HubConfig() devcluster.HubConfig {
+	address := FreeAddress()
 	return devcluster.HubConfig{
-		Bin: Binaries(w.T), Dir: filepath.Join(w.Dir, "hub"), Listen: "127.0.0.1:0",
-		SessionListen: "127.0.0.1:0", Env: w.Env,
+		Bin: Binaries(w.T), Dir: filepath.Join(w.Dir, "hub"), Listen: address, SessionListen: address, Env: w.Env,
 	}
 }
 

@@ -24,14 +24,9 @@ type slowLink struct {
 
 func newSlowLink(t *testing.T) *slowLink {
 	t.Helper()
-	listen := func() net.Listener {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		return l
-	}
-	free := listen()
-	l := &slowLink{Listener: listen(), hub: free.Addr().String()}
-	require.NoError(t, free.Close())
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	l := &slowLink{Listener: listener, hub: harness.FreeAddress()}
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {

@@ -45,10 +45,7 @@ func startSSHD(w *harness.Testbed) *sshd {
 	out, err := exec.CommandContext(w.Ctx, "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", hostKey).CombinedOutput()
 	require.NoError(w.T, err, string(out))
 
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(w.T, err)
-	s := &sshd{addr: l.Addr().String()}
-	require.NoError(w.T, l.Close())
+	s := &sshd{addr: harness.FreeAddress()}
 	_, port, err := net.SplitHostPort(s.addr)
 	require.NoError(w.T, err)
 	config := filepath.Join(dir, "sshd_config")
