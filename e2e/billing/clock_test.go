@@ -323,6 +323,6 @@ func (n *datedNode) requireBill(i api.AppInstance, began time.Time) {
 	t.Logf("%s: billed %s s of %s in %d runs", i.DisplayName, billed.FloatString(3), ran, runs)
 	slack := time.Duration(runs) * rightTime / 8
 	least := sure - slack - time.Duration(runs)*harness.MeteringInterval - n.unobserved
-	harness.RequireBilledBetween(t, billed, least, ran+slack)
+	harness.RequireBilledBetween(t, billed, least, n.Oracle.LongestOf(t, i.Members[0].ID)+slack)
 	harness.RequireCost(t, postings, billed, 1)
 }

@@ -382,7 +382,7 @@ func (k *killTest) requireLaws(l instanceHistory) {
 		harness.RequireContiguous(k.T, usage)
 	}
 	billed := harness.RequireNoOverlap(k.T, usage)
-	ran, runs := k.oracle.RunsOf(k.T, l.member)
-	harness.RequireBilledRuns(k.T, ran, runs, billed)
+	_, runs := k.oracle.RunsOf(k.T, l.member)
+	k.oracle.RequireBilledRuns(k.T, l.member, runs, billed)
 	harness.RequireCost(k.T, postings, billed, 1)
 }

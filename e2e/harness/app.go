@@ -65,8 +65,9 @@ func (w *Testbed) RequireRuns(containers *ContainerdOracle, i api.AppInstance, r
 	}
 	total := SessionSeconds(w.T, usage)
 	require.Equal(w.T, runs-1, countGaps(w.T, mine), "one gap between two runs, none within one")
-	ran, slack := containers.RunningTimeOf(w.T, i.Members[0].ID), time.Duration(runs)*eventDelay
-	RequireBilledBetween(w.T, total, ran-MeteringInterval-slack, ran+slack)
+	member, slack := i.Members[0].ID, time.Duration(runs)*EventDelay
+	RequireBilledBetween(w.T, total, containers.RunningTimeOf(w.T, member)-MeteringInterval-slack,
+		containers.LongestOf(w.T, member)+slack)
 	RequireCost(w.T, postings, total, 1)
 }
 

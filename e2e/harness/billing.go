@@ -15,11 +15,11 @@ import (
 // MeteringInterval is that of the agents in these tests: a bill may lack so much of what ran, and exceed it by nothing.
 const MeteringInterval = time.Second
 
-// RequireBilledTime compares billed seconds with the time that containerd saw: never more, and at most one metering
-// interval less.
-func RequireBilledTime(t *testing.T, ran time.Duration, seconds *big.Rat) {
+// RequireBilledTime compares the billed seconds of a member, or of all where the id is empty, with the time that
+// containerd saw: never more, and at most one metering interval less.
+func (tr *ContainerdOracle) RequireBilledTime(t *testing.T, memberID string, seconds *big.Rat) {
 	t.Helper()
-	RequireBilledRuns(t, ran, 1, seconds)
+	tr.RequireBilledRuns(t, memberID, 1, seconds)
 }
 
 // billResolution is what a bill may exceed the kernel's times of a run by: two of the kernel's clock ticks.
@@ -42,14 +42,15 @@ func requireKernelBill(t *testing.T, seconds *big.Rat, sure, possible time.Durat
 	RequireBilledBetween(t, seconds, sure-n*MeteringInterval, possible+n*billResolution)
 }
 
-// eventDelay bounds how late containerd writes the event of a container's start.
-const eventDelay = 250 * time.Millisecond
+// EventDelay bounds how late containerd writes the event of a container's start, where the machine is not busy.
+const EventDelay = 250 * time.Millisecond
 
 // RequireBilledRuns is RequireBilledTime for several runs: each may lack up to one metering interval.
-func RequireBilledRuns(t *testing.T, ran time.Duration, runs int, seconds *big.Rat) {
+func (tr *ContainerdOracle) RequireBilledRuns(t *testing.T, memberID string, runs int, seconds *big.Rat) {
 	t.Helper()
-	slack := time.Duration(runs) * eventDelay
-	RequireBilledBetween(t, seconds, ran-time.Duration(runs)*MeteringInterval-slack, ran+slack)
+	slack := time.Duration(runs) * EventDelay
+	RequireBilledBetween(t, seconds, tr.RunningTimeOf(t, memberID)-time.Duration(runs)*MeteringInterval-slack,
+		tr.LongestOf(t, memberID)+slack)
 }
 
 // RequireBilledBetween checks that the billed seconds are within bounds.

@@ -251,3 +251,18 @@ func (o *KernelOracle) RunningTimeOf(t *testing.T, memberID string) (sure, possi
 	}
 	return sure, possible, stretches
 }
+
+// longestOf is how long a member ran at most. The empty id stands for all members.
+func (o *KernelOracle) longestOf(memberID string) (total time.Duration) {
+	possibly := map[string][]Stretch{}
+	for id, l := range o.Processes() {
+		if m := MemberOf(id); memberID == "" || m == memberID {
+			possibly[m] = append(possibly[m], Stretch{l.NotStartedAt, l.EndedAt.Add(l.Waited)})
+		}
+	}
+	for _, stretches := range possibly {
+		most, _ := Together(stretches)
+		total += most
+	}
+	return total
+}

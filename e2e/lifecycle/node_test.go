@@ -84,13 +84,15 @@ func TestLaw09ALostNodeIsAnOutcomeOfItsOwnAndIsEmptiedWhenItReturns(t *testing.T
 	usage, err := w.Tenant.Usage(w.Ctx, i.ID)
 	require.NoError(t, err)
 	seconds := harness.RequireContiguous(t, usage)
-	untilLost := lost.RemovedAt.Sub(containers.FirstStart())
+	first, notBefore := containers.FirstStart()
+	untilLost := lost.RemovedAt.Sub(first)
 	w.Explain(harness.Faults{
 		Why:      "what runs on a node after its loss is billed to nobody",
 		Suspense: []string{"outside_claim"},
 		Unbilled: containers.RunningTime(t) - untilLost,
 	})
-	harness.RequireBilledTime(t, untilLost, seconds)
+	harness.RequireBilledBetween(t, seconds, untilLost-harness.MeteringInterval-harness.EventDelay,
+		lost.RemovedAt.Sub(notBefore)+harness.EventDelay)
 	harness.RequireCost(t, postings, seconds, 1)
 	require.Equal(t, client.NodeStatusLost, harness.AsJSON[client.Node](s, "nodes", "get", node).Status,
 		"it stays what it was declared")

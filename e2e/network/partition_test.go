@@ -220,7 +220,7 @@ func (n *farNode) requireFinalBill() {
 		postings := d.FinalPostings(i)
 		usage, err := d.Tenant.Usage(d.Ctx, i.ID)
 		require.NoError(t, err)
-		harness.RequireBilledTime(t, n.Oracle.RunningTimeOf(t, i.Members[0].ID), harness.RequireContiguous(t, usage))
+		n.Oracle.RequireBilledTime(t, i.Members[0].ID, harness.RequireContiguous(t, usage))
 		require.Equal(t, 1, harness.UsageCost(t, postings).Sign())
 	}
 	n.requireOneChain()

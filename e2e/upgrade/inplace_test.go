@@ -131,7 +131,7 @@ func upgradeInPlace(t *testing.T, steps []upgradeStep) {
 	w.FinalPostings(kept)
 	usage, err := w.Tenant.Usage(w.Ctx, kept.ID)
 	require.NoError(t, err)
-	harness.RequireBilledTime(t, containers.RunningTimeOf(t, kept.Members[0].ID), harness.RequireContiguous(t, usage))
+	containers.RequireBilledTime(t, kept.Members[0].ID, harness.RequireContiguous(t, usage))
 }
 
 // newReleaseTestbed is a hub with a node, both of an earlier version, a tenant, its app and money for weeks of leases.
