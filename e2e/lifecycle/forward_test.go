@@ -65,7 +65,11 @@ func TestAPortIsForwardedForAsLongAsTheRightLasts(t *testing.T) {
 	require.Equal(t, hex.EncodeToString(sum[:]), strings.TrimSpace(string(answer)))
 
 	// A reader that has stopped reading holds up nobody, and little is held for it.
-	before := len(ends(w, admin, i.ID))
+	awaitEnds := func(want int) {
+		t.Helper()
+		w.Eventually("every stream is over", func() error { return harness.Pending(nil, len(ends(w, admin, i.ID)) == want) })
+	}
+	awaitEnds(1)
 	slow := request(w.Ctx, t, "GET", fmt.Sprint(url, "/send?bytes=", slowBytes), nil)
 	for range 3 {
 		n, err := io.Copy(io.Discard, request(w.Ctx, t, "GET", fmt.Sprint(url, "/send?bytes=", fastBytes), nil).Body)
@@ -73,9 +77,7 @@ func TestAPortIsForwardedForAsLongAsTheRightLasts(t *testing.T) {
 		require.EqualValues(t, fastBytes, n)
 	}
 	require.NoError(t, slow.Body.Close())
-	w.Eventually("every stream is over", func() error {
-		return harness.Pending(nil, len(ends(w, admin, i.ID)) == before+4)
-	})
+	awaitEnds(1 + 4)
 	for _, row := range ends(w, admin, i.ID) {
 		after := row.After.(map[string]any)
 		require.Equal(t, "http", after["port"])
