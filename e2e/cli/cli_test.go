@@ -236,8 +236,12 @@ func requireAudit(t *testing.T, s *harness.Shell, ada client.User) {
 	for _, row := range onAda {
 		require.Equal(t, ada.ID, row.ResourceID)
 	}
-	denied := rows("--actor", ada.ID, "--outcome", "denied", "--from", "1h")
-	require.NotEmpty(t, denied, "the quota that the user tried to set")
+	var denied []client.AuditRow
+	s.Testbed.Eventually("the row has its number", func() error {
+		denied = rows("--actor", ada.ID, "--outcome", "denied", "--from", "1h")
+		require.NotEmpty(t, denied, "the quota that the user tried to set")
+		return harness.Pending(nil, denied[0].Number > 0)
+	})
 	require.Equal(t, denied[:1], rows("--correlation", denied[0].CorrelationID))
 	require.Empty(t, rows("--to", "25h"), "the prepared hub is less than a day old")
 	s.Fails(7, "", "audit", "list", "--outcome", "undone")
@@ -250,13 +254,14 @@ func requireAuditChain(t *testing.T, s *harness.Shell, ada client.User) {
 	var chain struct {
 		Head string `json:"head"`
 	}
-	s.Testbed.Eventually("the rows have numbers", func() error {
+	lines := ""
+	s.Testbed.Eventually("the rows about the user have numbers", func() error {
 		text := s.MustRun("audit", "verify", "--org", ada.OrgID, "-o", "json")
-		return harness.Pending(json.Unmarshal([]byte(text), &chain), chain.Head != "")
+		require.NoError(t, json.Unmarshal([]byte(text), &chain))
+		lines = s.MustRun("audit", "export", "--org", ada.OrgID)
+		return harness.Pending(nil, chain.Head != "" && strings.Contains(lines, ada.ID))
 	})
 	s.MustRun("audit", "verify", "--org", ada.OrgID, "--head", chain.Head)
-	lines := s.MustRun("audit", "export", "--org", ada.OrgID)
-	require.Contains(t, lines, ada.ID)
 	file := filepath.Join(t.TempDir(), "audit.jsonl")
 	require.NoError(t, os.WriteFile(file, []byte(lines), 0o600))
 	s.MustRun("audit", "verify", file, "--head", chain.Head)
