@@ -114,6 +114,9 @@ func requireLine(t *testing.T, path string, fields map[string]any, pairs ...stri
 	require.NoError(t, err)
 	found := false
 	for line := range strings.Lines(string(text)) {
+		if !strings.HasSuffix(line, "\n") {
+			break // it is being written
+		}
 		got := map[string]any{}
 		require.NoError(t, json.Unmarshal([]byte(line), &got), line)
 		if got["app_instance_id"] != fields["app_instance_id"] {
