@@ -3,6 +3,7 @@ package security_test
 import (
 	"bytes"
 	"encoding/pem"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -81,10 +82,17 @@ func TestLaw11NoSecretIsWrittenDown(t *testing.T) {
 	scanned := 0
 	for _, root := range []string{w.Dir, w.RunDir} {
 		require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			// containerd removes what nobody uses any more.
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
 			if err != nil || !d.Type().IsRegular() || allowed[path] || strings.Contains(path, "/containerd/root/") {
 				return err
 			}
 			data, err := os.ReadFile(path)
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
 			if err != nil {
 				return err
 			}
