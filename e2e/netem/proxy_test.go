@@ -133,12 +133,16 @@ func (f *fixture) until(there func() bool) {
 	}
 }
 
-// receive reads packets until none has come for a while.
-func (f *fixture) receive(c net.Conn, quiet time.Duration) (numbers []uint32) {
+// receive reads as many packets as are due, however late they come, and those that come shortly after them.
+func (f *fixture) receive(c net.Conn, due int) (numbers []uint32) {
 	f.t.Helper()
 	buf := make([]byte, 1500)
 	for {
-		require.NoError(f.t, c.SetReadDeadline(time.Now().Add(quiet)))
+		within := soon
+		if len(numbers) >= due {
+			within = silence
+		}
+		require.NoError(f.t, c.SetReadDeadline(time.Now().Add(within)))
 		_, err := c.Read(buf)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return numbers
@@ -159,7 +163,7 @@ func TestPacketsPassUnharmedAndInOrder(t *testing.T) {
 	f := newFixture(t)
 	c := f.socket()
 	f.send(c, 200)
-	require.Equal(t, count(200), f.receive(c, silence))
+	require.Equal(t, count(200), f.receive(c, 200))
 }
 
 func TestStatsCountLostPackets(t *testing.T) {
@@ -168,8 +172,13 @@ func TestStatsCountLostPackets(t *testing.T) {
 	const sent = 400
 	f.l.Set(netem.Conditions{Loss: 0.3}, netem.Conditions{Bursts: netem.InBursts(0.3, 4)})
 	f.send(c, sent)
-	back := f.receive(c, silence)
+	f.until(func() bool {
+		up, down := f.l.Stats()
+		arrived, _ := f.hub.packets()
+		return len(arrived) == up.Came-up.Lost && down.Came == len(arrived)
+	})
 	up, down := f.l.Stats()
+	back := f.receive(c, down.Came-down.Lost)
 	arrived, _ := f.hub.packets()
 	require.Equal(t, sent, up.Came)
 	require.Len(t, arrived, up.Came-up.Lost)
@@ -185,8 +194,8 @@ func TestJitterReordersAndDuplicateDoubles(t *testing.T) {
 	f.l.Set(netem.Conditions{Delay: 10 * time.Millisecond, Jitter: 40 * time.Millisecond, Duplicate: 0.2},
 		netem.Conditions{})
 	f.send(c, 200)
-	back := f.receive(c, silence)
 	up, _ := f.l.Stats()
+	back := f.receive(c, 200+up.Doubled)
 	require.Positive(t, up.Doubled)
 	require.Len(t, back, 200+up.Doubled)
 	require.False(t, slices.IsSorted(back), "nothing was overtaken")
@@ -200,17 +209,18 @@ func TestEachDirectionCanBeCutAlone(t *testing.T) {
 	cut := netem.Conditions{Cut: true}
 	f.l.Set(netem.Conditions{}, cut)
 	f.send(c, 10)
-	require.Empty(t, f.receive(c, silence))
+	f.until(func() bool { _, down := f.l.Stats(); return down.Lost == 10 })
+	require.Empty(t, f.receive(c, 0))
 	arrived, _ := f.hub.packets()
 	require.Len(t, arrived, 10, "the hub hears the node")
 	f.l.Set(cut, netem.Conditions{})
 	f.send(c, 10)
-	require.Empty(t, f.receive(c, silence))
+	require.Empty(t, f.receive(c, 0))
 	arrived, _ = f.hub.packets()
 	require.Len(t, arrived, 10, "the hub hears nothing")
 	f.l.Set(netem.Conditions{}, netem.Conditions{})
 	f.send(c, 10)
-	require.Equal(t, count(10), f.receive(c, silence))
+	require.Equal(t, count(10), f.receive(c, 10))
 }
 
 func TestAnotherNodeHasALinkOfItsOwn(t *testing.T) {
@@ -218,7 +228,7 @@ func TestAnotherNodeHasALinkOfItsOwn(t *testing.T) {
 	f.p.Link("127.0.0.9").Set(netem.Conditions{Cut: true}, netem.Conditions{Cut: true})
 	c := f.socket()
 	f.send(c, 10)
-	require.Equal(t, count(10), f.receive(c, silence))
+	require.Equal(t, count(10), f.receive(c, 10))
 }
 
 func TestRebindingShowsTheHubAnotherPortAndAnswersStillArrive(t *testing.T) {
@@ -226,7 +236,7 @@ func TestRebindingShowsTheHubAnotherPortAndAnswersStillArrive(t *testing.T) {
 	c := f.socket()
 	for range 3 {
 		f.send(c, 1)
-		require.Equal(t, count(1), f.receive(c, silence))
+		require.Equal(t, count(1), f.receive(c, 1))
 		require.NoError(t, f.l.Rebind())
 	}
 	_, ports := f.hub.packets()
