@@ -21,7 +21,7 @@ func TestPullsAreSentWhenTheyGoOnAndAtMostOnceASecond(t *testing.T) {
 			MemberId: "m1", Phase: protocol.ImagePull_FETCHING, DoneBytes: done, TotalBytes: 1 << 40,
 		}}
 	}
-	stop := make(chan struct{})
+	stop, began := make(chan struct{}), time.Now()
 	go func() {
 		for done := uint64(1); ; done++ {
 			n.seen.setPulls(pull(done))
@@ -36,7 +36,6 @@ func TestPullsAreSentWhenTheyGoOnAndAtMostOnceASecond(t *testing.T) {
 	}()
 	first := next()
 	require.Equal(t, "m1", first.GetPulls()[0].GetMemberId())
-	began := time.Now()
 	for range 2 {
 		later := next()
 		require.Greater(t, later.GetPulls()[0].GetDoneBytes(), first.GetPulls()[0].GetDoneBytes())
