@@ -61,21 +61,35 @@ type Snapshot struct {
 	scope Scope
 }
 
-// Take takes a snapshot of the scope. What it cannot read is an error, so that no snapshot is incomplete.
+// Take takes a snapshot of the scope. What it cannot read is an error, so that no snapshot is incomplete. What is not
+// compared is not read: others may be changing it.
 func Take(scope Scope) (Snapshot, error) {
 	s := Snapshot{Items: map[Kind]map[string]string{}, scope: scope}
 	var errs []error
-	for _, take := range []func(*Snapshot) error{
-		takeProcesses, takeMounts, takeNetNamespaces, takeNetwork, takeCgroups, takeContainerd, takeFiles,
+	for _, part := range []struct {
+		take  func(*Snapshot) error
+		kinds []Kind
+	}{
+		{takeProcesses, []Kind{Process}},
+		{takeMounts, []Kind{Mount}},
+		{takeNetNamespaces, []Kind{NetNS}},
+		{takeNetwork, []Kind{Link, Route, Firewall, Sysctl}},
+		{takeCgroups, []Kind{Cgroup}},
+		{takeContainerd, []Kind{Containerd}},
+		{takeFiles, []Kind{File}},
 	} {
-		errs = append(errs, take(&s))
+		if slices.ContainsFunc(part.kinds, scope.compares) {
+			errs = append(errs, part.take(&s))
+		}
 	}
 	return s, errors.Join(errs...)
 }
 
+// compares reports whether a kind is compared.
+func (c Scope) compares(kind Kind) bool { return len(c.Kinds) == 0 || slices.Contains(c.Kinds, kind) }
+
 func (s *Snapshot) add(kind Kind, id, state string) {
-	if len(s.scope.Kinds) > 0 && !slices.Contains(s.scope.Kinds, kind) || !s.scope.covers(id, state) ||
-		s.scope.Skip != nil && s.scope.Skip(id) {
+	if !s.scope.compares(kind) || !s.scope.covers(id, state) || s.scope.Skip != nil && s.scope.Skip(id) {
 		return
 	}
 	if s.Items[kind] == nil {
