@@ -177,6 +177,8 @@ func (l *fieldLife) create() {
 	require.NoError(l.T, err)
 	require.Equal(l.T, api.AppInstanceHealthHealthy, l.Instance(l.i.ID).Health)
 	l.requireOrder(time.Time{})
+	vllm, prepare, _ := l.services()
+	l.lost += vllm.StartedAt.Sub(prepare.ExitedAt) // neither ran
 	found := l.Running(l.i)
 	require.Len(l.T, found, 2)
 	require.Contains(l.T, found["vllm"].Image, vllmSlug+"/"+l.image+"@")
