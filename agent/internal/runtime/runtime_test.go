@@ -102,7 +102,10 @@ func TestContainerOutlivesAgentAndContainerd(t *testing.T) {
 	require.NoError(t, f.daemon.Kill9())
 	c2 := f.pidOf(other.ID)
 	require.NoError(t, killProcess(c2))
-	require.NoError(t, waitGone(c2))
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(fmt.Sprintf("/proc/%d", c2))
+		return os.IsNotExist(err)
+	}, time.Minute, time.Millisecond, "the shim has taken note of its end")
 	ended := time.Now()
 	require.NoError(t, f.daemon.Start(t.Context()))
 	f.rt = f.open()
