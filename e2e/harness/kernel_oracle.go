@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -90,6 +91,9 @@ func (o *KernelOracle) poll(ctx context.Context) {
 		return
 	}
 	for _, b := range bundles {
+		if strings.HasPrefix(b.Name(), ".") {
+			continue // containerd is removing it
+		}
 		o.mu.Lock()
 		l := o.byContainer[b.Name()]
 		o.mu.Unlock()
@@ -137,6 +141,7 @@ func (o *KernelOracle) watchProcess(ctx context.Context, id string) {
 	}
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
+		o.noteMissed(id)
 		return
 	}
 	ticks, err := devcluster.StartTicks(pid)
@@ -144,6 +149,7 @@ func (o *KernelOracle) watchProcess(ctx context.Context, id string) {
 	cgroup, cgroupErr := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil || cgroupErr != nil || !bytes.Contains(cgroup, []byte(id)) {
 		_ = unix.Close(fd)
+		o.noteMissed(id)
 		return
 	}
 	var spec struct{ Hostname string }
@@ -164,6 +170,21 @@ func (o *KernelOracle) watchProcess(ctx context.Context, id string) {
 		defer func() { _ = unix.Close(fd) }()
 		o.awaitEnd(ctx, fd, l)
 	})
+}
+
+// noteMissed records a container whose process has come and gone between two polls, as that of a service that runs once
+// on a busy machine: it was there from when runc wrote its id until now at most.
+func (o *KernelOracle) noteMissed(id string) {
+	info, err := os.Stat(filepath.Join(o.bundles, id, "init.pid"))
+	var spec struct{ Hostname string }
+	if err != nil || o.readBundle(id, "config.json", &spec) != nil {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.byContainer[id] = &ContainerProcess{
+		CreatedAt: info.ModTime(), NotStartedAt: info.ModTime(), EndedAt: time.Now(), Hostname: spec.Hostname,
+	}
 }
 
 // readBundle reads a JSON file of a container's bundle.
