@@ -1,7 +1,6 @@
 package worker_test
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"encoding/pem"
@@ -104,7 +103,7 @@ func newWorker(t *testing.T, handler http.Handler, w *worker.Worker) *worker.Wor
 	})
 	require.NoError(t, err)
 	t.Cleanup(hub.Close)
-	w.Hub, w.ProjectID, w.InstanceID, w.Name, w.Lease = hub, id, id, "a", cmp.Or(w.Lease, time.Second)
+	w.Hub, w.ProjectID, w.InstanceID, w.Name = hub, id, id, "a"
 	return w
 }
 
@@ -146,21 +145,27 @@ func TestAFailureHasItsReasonAndAPanicIsOne(t *testing.T) {
 }
 
 func TestACancelledTaskEndsItsHandlerAndIsReported(t *testing.T) {
-	f := &fakeHub{heartbeat: client.Task{CancelRequested: true}}
-	run(t, f, func(ctx context.Context, _ worker.Task) error {
-		<-ctx.Done()
-		require.ErrorIs(t, context.Cause(ctx), worker.ErrCancelled)
-		return ctx.Err()
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeHub{heartbeat: client.Task{CancelRequested: true}}
+		require.NoError(t, near(doer(func(r *http.Request) (*http.Response, error) {
+			w := httptest.NewRecorder()
+			f.ServeHTTP(w, r)
+			return w.Result(), nil
+		}), func(ctx context.Context, _ worker.Task) error {
+			<-ctx.Done()
+			require.ErrorIs(t, context.Cause(ctx), worker.ErrCancelled)
+			return ctx.Err()
+		}).Run(t.Context()))
+		require.Equal(t, []string{"claim", "fail"}, f.calls)
 	})
-	require.Equal(t, []string{"claim", "fail"}, f.calls)
 }
 
 func TestALostTaskEndsItsHandlerAndIsNotReported(t *testing.T) {
 	f := &fakeHub{heartbeat: client.Problem{Status: http.StatusConflict, Code: "task_fenced"}}
-	errs := run(t, f, func(ctx context.Context, _ worker.Task) error {
+	errs := runWorker(t, f, &worker.Worker{Lease: time.Second, Handle: func(ctx context.Context, _ worker.Task) error {
 		<-ctx.Done()
 		return nil
-	})
+	}})
 	require.Equal(t, []string{"claim"}, f.calls)
 	require.True(t, slices.ContainsFunc(errs, func(err error) bool { return errors.Is(err, worker.ErrLost) }))
 }
@@ -177,10 +182,11 @@ func TestATaskIsLostWhenItsLeaseEndsWithoutAnAnswer(t *testing.T) {
 				}
 				f.ServeHTTP(w, r)
 			})
-			errs := runWorker(t, hub, &worker.Worker{Handle: func(ctx context.Context, _ worker.Task) error {
+			handle := func(ctx context.Context, _ worker.Task) error {
 				<-ctx.Done()
 				return nil
-			}})
+			}
+			errs := runWorker(t, hub, &worker.Worker{Lease: time.Second, Handle: handle})
 			require.Equal(t, []string{"claim"}, f.calls)
 			require.True(t, slices.ContainsFunc(errs, func(err error) bool { return errors.Is(err, worker.ErrLost) }))
 		})
@@ -191,6 +197,14 @@ func TestATaskIsLostWhenItsLeaseEndsWithoutAnAnswer(t *testing.T) {
 type doer func(*http.Request) (*http.Response, error)
 
 func (d doer) Do(r *http.Request) (*http.Response, error) { return d(r) }
+
+// near is a worker that needs no network to reach the hub, so that its lease passes in a bubble of synctest.
+func near(hub doer, handle func(context.Context, worker.Task) error) *worker.Worker {
+	return &worker.Worker{
+		Hub: &client.Hub{Client: &client.Client{Server: "https://hub.test/", Client: hub}}, ProjectID: id, InstanceID: id,
+		Handle: handle,
+	}
+}
 
 // The hub counts the lease from when it gets a heartbeat: a slow answer makes it no longer.
 func TestALeaseCountsFromTheHeartbeatAndNotFromItsAnswer(t *testing.T) {
@@ -210,15 +224,11 @@ func TestALeaseCountsFromTheHeartbeatAndNotFromItsAnswer(t *testing.T) {
 			f.ServeHTTP(w, r)
 			return w.Result(), nil
 		})
-		w := &worker.Worker{
-			Hub: &client.Hub{Client: &client.Client{Server: "https://hub.test/", Client: hub}}, ProjectID: id, InstanceID: id,
-			Handle: func(ctx context.Context, _ worker.Task) error {
-				<-ctx.Done()
-				lost = time.Now()
-				return nil
-			},
-		}
-		require.NoError(t, w.Run(t.Context()))
+		require.NoError(t, near(hub, func(ctx context.Context, _ worker.Task) error {
+			<-ctx.Done()
+			lost = time.Now()
+			return nil
+		}).Run(t.Context()))
 		require.Equal(t, worker.DefaultLease, lost.Sub(asked))
 	})
 }
