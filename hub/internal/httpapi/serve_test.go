@@ -10,7 +10,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -27,8 +29,19 @@ func servedWithin(t *testing.T, handler http.Handler, limits serveLimits) (dial 
 // servedOn is servedWithin on a listener.
 func servedOn(t *testing.T, listener net.Listener, handler http.Handler, limits serveLimits) (dial func() *tls.Conn) {
 	t.Helper()
+	return servedBy(t, listener, handler, limits, func() (net.Conn, error) {
+		return new(net.Dialer).DialContext(t.Context(), "tcp", listener.Addr().String())
+	})
+}
+
+// servedBy is servedOn where a call to the listener takes what connect does.
+func servedBy(t *testing.T, listener net.Listener, handler http.Handler, limits serveLimits,
+	connect func() (net.Conn, error),
+) (dial func() *tls.Conn) {
+	t.Helper()
 	cert, roots := certificate(t, "hub")
 	conf := TLSConfig(func() (*tls.Certificate, error) { return &cert, nil }, func() *x509.CertPool { return nil })
+	conf.SessionTicketsDisabled = true // in a pipe, their write waits for a reader
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- serve(ctx, listener, handler, conf, slog.New(slog.DiscardHandler), limits) }()
@@ -37,73 +50,117 @@ func servedOn(t *testing.T, listener net.Listener, handler http.Handler, limits 
 		require.NoError(t, <-done)
 	})
 	return func() *tls.Conn {
-		d := tls.Dialer{Config: &tls.Config{RootCAs: roots, ServerName: "127.0.0.1", NextProtos: []string{"http/1.1"}}}
-		conn, err := d.DialContext(t.Context(), "tcp", listener.Addr().String())
+		t.Helper()
+		conn, err := connect()
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = conn.Close() })
-		return conn.(*tls.Conn)
+		c := tls.Client(conn, &tls.Config{RootCAs: roots, ServerName: "127.0.0.1", NextProtos: []string{"http/1.1"}})
+		require.NoError(t, c.HandshakeContext(t.Context()))
+		return c
 	}
 }
+
+// pipes is a listener whose connections are pipes: in a bubble of synctest, the limits of the hub pass without waiting
+// and exactly.
+type pipes struct {
+	made   chan net.Conn
+	closed chan struct{}
+	close  func()
+}
+
+func newPipes() pipes {
+	closed := make(chan struct{})
+	return pipes{make(chan net.Conn), closed, sync.OnceFunc(func() { close(closed) })}
+}
+
+func (p pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.made:
+		return c, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p pipes) Close() error { p.close(); return nil }
+func (pipes) Addr() net.Addr { return &net.TCPAddr{} }
+
+func (p pipes) connect() (net.Conn, error) {
+	here, there := net.Pipe()
+	p.made <- local{there}
+	return here, nil
+}
+
+// local is a connection from this machine.
+type local struct{ net.Conn }
+
+func (local) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
 
 // TestARequestWhoseBodyNeverComesEndsWithItsConnection waits for the hub to hang up; nothing else ends the read.
 func TestARequestWhoseBodyNeverComesEndsWithItsConnection(t *testing.T) {
 	registry := openRegistry(t)
 	d := newTestAPI(t, stubServer{}, func(c *Config) { c.Registry, c.RegistryCaller = registry, registry.Caller })
-	patient := defaultServeLimits()
-	hasty := defaultServeLimits()
-	hasty.read = 100 * time.Millisecond
+	limits := defaultServeLimits()
 	for name, c := range map[string]struct {
 		request string
-		limits  serveLimits
+		after   time.Duration
 		status  int
 	}{
 		// Refused before the body is read: answered at once, whatever the time limit.
-		"no such path":     {"POST /nothing HTTP/1.1", patient, 404},
-		"no such method":   {"PUT /api/v1/orgs HTTP/1.1", patient, 405},
-		"no credential":    {"POST /api/v1/orgs HTTP/1.1", patient, 401},
-		"registry":         {"POST /v2/a/b/blobs/uploads/ HTTP/1.1", patient, 401},
-		"form to registry": {"POST /v2/a/b/blobs/uploads/ HTTP/1.1\r\nContent-Type: multipart/form-data", patient, 415},
+		"no such path":     {"POST /nothing HTTP/1.1", 0, 404},
+		"no such method":   {"PUT /api/v1/orgs HTTP/1.1", 0, 405},
+		"no credential":    {"POST /api/v1/orgs HTTP/1.1", 0, 401},
+		"registry":         {"POST /v2/a/b/blobs/uploads/ HTTP/1.1", 0, 401},
+		"form to registry": {"POST /v2/a/b/blobs/uploads/ HTTP/1.1\r\nContent-Type: multipart/form-data", 0, 415},
 		"good credential": {
 			"POST /api/v1/orgs HTTP/1.1\r\nX-Idempotency-Key: k\r\nAuthorization: Bearer " + goodToken,
-			hasty, 400,
+			limits.read, 400,
 		},
-		"open operation":    {"POST /api/v1/nodes/enroll HTTP/1.1", hasty, 400},
-		"probe with a body": {"GET /healthz HTTP/1.1", hasty, 200},
+		"open operation":    {"POST /api/v1/nodes/enroll HTTP/1.1", limits.read, 400},
+		"probe with a body": {"GET /healthz HTTP/1.1", limits.read, 200},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			conn := servedWithin(t, d, c.limits)()
-			_, err := io.WriteString(conn, c.request+"\r\nHost: hub\r\nContent-Length: 100\r\n\r\n")
-			require.NoError(t, err)
-			r := bufio.NewReader(conn)
-			res, err := http.ReadResponse(r, nil)
-			require.NoError(t, err)
-			require.Equal(t, c.status, res.StatusCode)
-			_, err = io.Copy(io.Discard, res.Body)
-			require.NoError(t, err)
-			require.NoError(t, res.Body.Close())
-			_, err = r.ReadByte()
-			require.Error(t, err, "the hub hangs up")
+			synctest.Test(t, func(t *testing.T) {
+				p := newPipes()
+				conn := servedBy(t, p, d, limits, p.connect)()
+				began := time.Now()
+				_, err := io.WriteString(conn, c.request+"\r\nHost: hub\r\nContent-Length: 100\r\n\r\n")
+				require.NoError(t, err)
+				r := bufio.NewReader(conn)
+				res, err := http.ReadResponse(r, nil)
+				require.NoError(t, err)
+				require.Equal(t, c.after, time.Since(began))
+				require.Equal(t, c.status, res.StatusCode)
+				_, err = io.Copy(io.Discard, res.Body)
+				require.NoError(t, err)
+				require.NoError(t, res.Body.Close())
+				_, err = r.ReadByte()
+				require.Error(t, err, "the hub hangs up")
+			})
 		})
 	}
 }
 
 func TestAnAnswerThatNobodyReadsEnds(t *testing.T) {
-	limits := defaultServeLimits()
-	limits.write = 100 * time.Millisecond
-	ended := make(chan error, 1)
-	dial := servedWithin(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		piece := make([]byte, 1<<20)
-		for {
-			if _, err := w.Write(piece); err != nil {
-				ended <- err
-				return
+	synctest.Test(t, func(t *testing.T) {
+		limits := defaultServeLimits()
+		ended := make(chan error, 1)
+		p := newPipes()
+		conn := servedBy(t, p, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			piece := make([]byte, 1<<20)
+			for {
+				if _, err := w.Write(piece); err != nil {
+					ended <- err
+					return
+				}
 			}
-		}
-	}), limits)
-	_, err := io.WriteString(dial(), "GET / HTTP/1.1\r\nHost: hub\r\n\r\n")
-	require.NoError(t, err)
-	require.Error(t, <-ended)
+		}), limits, p.connect)()
+		began := time.Now()
+		_, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: hub\r\n\r\n")
+		require.NoError(t, err)
+		require.Error(t, <-ended)
+		require.GreaterOrEqual(t, time.Since(began), limits.write)
+	})
 }
 
 // deadlines is a connection that remembers which deadlines were set while it was read and written.
