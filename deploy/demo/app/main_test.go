@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -86,14 +87,16 @@ func TestAppWritesToItsLogAtARate(t *testing.T) {
 	os.Stdout = out
 	a, err := newApp(env(nil), time.Now())
 	require.NoError(t, err)
-	code, body := ask(t, a, "POST", "/log?for=50ms&bytes_per_second=1000000")
-	require.Equal(t, http.StatusOK, code)
-	written, err := os.ReadFile(out.Name())
-	require.NoError(t, err)
-	require.NotEmpty(t, written)
-	require.Equal(t, strconv.Itoa(len(written)), body)
+	synctest.Test(t, func(t *testing.T) {
+		code, body := ask(t, a, "POST", "/log?for=50ms&bytes_per_second=1000000")
+		require.Equal(t, http.StatusOK, code)
+		written, err := os.ReadFile(out.Name())
+		require.NoError(t, err)
+		require.InDelta(t, 50_000, len(written), 10_000)
+		require.Equal(t, strconv.Itoa(len(written)), body)
+	})
 	for _, bad := range []string{"for=x&bytes_per_second=1", "for=1s", "for=1s&bytes_per_second=0"} {
-		code, _ = ask(t, a, "POST", "/log?"+bad)
+		code, _ := ask(t, a, "POST", "/log?"+bad)
 		require.Equal(t, http.StatusBadRequest, code, bad)
 	}
 }
