@@ -416,7 +416,7 @@ func TestLaw16AnAppOfSeveralServicesIsTakenOver(t *testing.T) {
 	l.UploadState(&protocol.StateUpload{
 		State: push.GetEnvelope(), Parts: push.GetParts(), Bundle: n.Bundle.Envelope(), Last: true,
 	})
-	require.Eventually(t, func() bool { return len(again.Findings()) > 0 }, 10*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(again.Findings()) > 0 }, hubtest.Bound, 10*time.Millisecond)
 	adopted := again.Instance(made.ID)
 	require.EqualValues(t, 128, adopted.Resources.MemoryMiB)
 	require.Equal(t, manifest.RuntimeDockerCompose, adopted.Modes.RuntimeBackend)
