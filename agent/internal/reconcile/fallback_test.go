@@ -158,6 +158,7 @@ func TestLaw15AFallbackAgainstTheOwnersPolicyIsNotRun(t *testing.T) {
 	w.Services[0].Resources.MemoryBytes = 256 * mebibyte
 	f.push(w)
 	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+	f.hub.readyWithin = "6" // the owner decides before
 	next := f.neverReady(w, w)
 	f.push(next)
 	f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {

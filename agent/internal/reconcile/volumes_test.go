@@ -77,7 +77,7 @@ func TestAFailedUpgradeFindsItsVolumeAsItWas(t *testing.T) {
 	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 	require.NoError(t, os.WriteFile(f.inVolume(w.GetId()), []byte("first"), 0o600))
 
-	f.hub.readyWithin = "3"
+	f.hub.readyWithin = "6" // until then the test writes
 	next := f.hub.workload(`{"ready_after_millis":3600000}`)
 	next.Id, next.InstanceId, next.Revision, next.Fallback = w.GetId(), w.GetInstanceId(), 2, w
 	f.push(next)
