@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -57,7 +58,10 @@ func TestAVolumeOutlivesContainersAndEndsWithItsMember(t *testing.T) {
 	w.Stopped, w.Revision = true, 2
 	f.push(w)
 	f.untilStatus(w.GetId(), protocol.WorkloadStatus_STOPPED)
-	require.NoDirExists(t, filepath.Join(f.volCfg.MountDir, w.GetId()+".data"), "what is stopped is unmounted")
+	require.Eventually(t, func() bool { // a moment after its network is removed
+		_, err := os.Stat(filepath.Join(f.volCfg.MountDir, w.GetId()+".data"))
+		return os.IsNotExist(err)
+	}, 30*time.Second, 10*time.Millisecond, "what is stopped is unmounted")
 	w.Stopped, w.Revision = false, 3
 	f.push(w)
 	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
