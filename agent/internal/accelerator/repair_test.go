@@ -27,6 +27,13 @@ func kernelWrites(t *testing.T, root string, number int, text string) {
 	require.NoError(t, file.Close())
 }
 
+// writeProgram makes a program in one step: the inventory may run it at any moment.
+func writeProgram(t *testing.T, path, text string) {
+	t.Helper()
+	require.NoError(t, os.WriteFile(path+".new", []byte("#!/bin/sh\n"+text+"\n"), 0o700))
+	require.NoError(t, os.Rename(path+".new", path))
+}
+
 func health(i *accelerator.Inventory, id string) string {
 	for _, a := range i.List() {
 		if a.GetId() == id {
@@ -63,7 +70,7 @@ func TestAGPUWithAFaultIsResetAndReturns(t *testing.T) {
 	await(t, i, func() bool {
 		return health(i, firstID) == "needs_reset Xid 95; the agent cannot reset it: reset it or reboot the node"
 	})
-	require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\necho \"$@\" >> "+dir+"/resets\n"), 0o700))
+	writeProgram(t, program, "echo \"$@\" >> "+dir+"/resets")
 	await(t, i, func() bool { return health(i, firstID) == "ok " })
 	text, err := os.ReadFile(filepath.Join(dir, "resets"))
 	require.NoError(t, err)
