@@ -91,11 +91,9 @@ func TestAGPUWithAFaultIsResetAndReturns(t *testing.T) {
 func TestAReleasedGPUIsTestedFirst(t *testing.T) {
 	root, dir := unpack(t, "radeon"), t.TempDir()
 	program := filepath.Join(dir, "test")
-	writeProgram := func(text string) {
-		require.NoError(t, os.WriteFile(program+".new", []byte("#!/bin/sh\n"+text+"\n"), 0o700))
-		require.NoError(t, os.Rename(program+".new", program))
-	}
-	writeProgram(`echo "$@" > ` + dir + `/args; printf 'reading\nmemory differs\n'; exit 3`)
+	goOn := filepath.Join(dir, "go-on")
+	writeProgram(t, program, `until [ -e `+goOn+` ]; do sleep 0.02; done
+		echo "$@" > `+dir+`/args; printf 'reading\nmemory differs\n'; exit 3`)
 	i := start(t, accelerator.Config{
 		Root: root, Interval: 10 * time.Millisecond, TestFor: 50 * time.Millisecond, TestProgram: program,
 	})
@@ -109,13 +107,14 @@ func TestAReleasedGPUIsTestedFirst(t *testing.T) {
 	i.SetUsed(nil)
 	require.NoError(t, i.Release(t.Context(), id))
 	require.Equal(t, agent.AcceleratorTesting, i.State(id))
+	require.NoError(t, os.WriteFile(goOn, nil, 0o600))
 	await(t, i, func() bool { return i.State(id) == agent.AcceleratorQuarantined })
 	require.Contains(t, health(i, id), "device lost from bus; its test failed: exit status 3: memory differs")
 	args, err := os.ReadFile(filepath.Join(dir, "args"))
 	require.NoError(t, err)
 	require.Equal(t, "amd "+id+" 0000:03:00.0\n", string(args))
 
-	writeProgram("exit 0")
+	writeProgram(t, program, "exit 0")
 	require.NoError(t, i.Release(t.Context(), id))
 	await(t, i, func() bool { return health(i, id) == "ok " })
 }
