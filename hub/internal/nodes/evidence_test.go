@@ -34,6 +34,12 @@ func exported(h *hubtest.Hub, n *hubtest.Node, from, to time.Time) map[uint64]*p
 	return out
 }
 
+// beginSlot sets the clock to a minute after the next change of slots: none comes but by Advance.
+func beginSlot(h *hubtest.Hub) {
+	now := h.Now()
+	h.Advance(now.Truncate(4 * time.Hour).Add(4*time.Hour + time.Minute).Sub(now))
+}
+
 func rotate(h *hubtest.Hub) {
 	h.T.Helper()
 	require.NoError(h.T, periodic.Passes{DB: h.DB, Log: slog.New(slog.DiscardHandler)}.RotateUsage(h.T.Context(), h.Now()))
@@ -54,7 +60,9 @@ func TestSignedSegmentsProveWhatWasPosted(t *testing.T) {
 	h.PublishDemo()
 	n, other := h.Enroll(), h.Enroll()
 	l, neighbour := n.Connect(hubtest.Hello("i1")), other.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	state, _ := l.ExpectState(0)
+	beginSlot(h)
+	l.Report(state.GetGeneration()) // it is online by the new time
 	_, member, lease := hubtest.Running(t, h, l)
 	start := h.Now().Truncate(time.Microsecond)
 	h.Advance(10 * time.Minute)
@@ -123,6 +131,7 @@ func TestSlotIsNotEmptiedBeforeAllOfItIsArchived(t *testing.T) {
 	h := hubtest.New(t)
 	n := h.Enroll()
 	stream := n.Connect(hubtest.Hello("i1")).OpenUsage()
+	beginSlot(h)
 	chain := n.Seal("i1", nil, nil, nil)
 	for _, k := range []int{0, 2} {
 		require.Empty(t, hubtest.Upload(t, stream, chain[k]).GetNackReason())
