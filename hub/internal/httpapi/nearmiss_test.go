@@ -54,10 +54,11 @@ func TestNearMissesAreRefusedAndHarmless(t *testing.T) {
 	before := m.hub.residentKiB(t)
 	m.send(t, total-total/10)
 	after := m.hub.residentKiB(t)
+	// Each hash of a password takes 64 MiB, and the Go runtime collects garbage every two minutes at least.
+	require.Eventually(t, func() bool { return m.hub.residentKiB(t) < before+maxGrowthKiB }, 5*time.Minute, time.Second)
 	m.hub.end(t)
 	t.Logf("%d requests; resident memory %d KiB after a tenth, %d KiB at the end; %d answered 429 at first; answers by "+
 		"status: %v", total, before, after, m.waited.Load(), m.counts)
-	require.Less(t, after, before+maxGrowthKiB)
 	require.Empty(t, m.hub.panics(t))
 	require.Greater(t, m.counts[http.StatusBadRequest], total/10, "the requests reach the checks")
 	for _, status := range []int{200, 404, 405, 409, 422} {
