@@ -363,8 +363,8 @@ func requireExitCodes(t *testing.T, admin, operator *harness.Shell) {
 	operator.Fails(5, "", "instances", "get", "no-such-app")
 	operator.Fails(5, "correlation id", "instances", "get", w.Tenant.Org.ID)
 	admin.Fails(7, "", "orgs", "create", "Not A Slug")
-	admin.Fails(8, "", "login", "--name", "gone", "--url", "https://"+harness.FreeAddress(), "--ca-file", w.Hub.Ready.CAFile,
-		"--token-file", w.Hub.Ready.TokenFile)
+	admin.Fails(8, "", "login", "--name", "gone", "--url", "https://"+harness.FreeAddress(), "--ca-file",
+		w.Hub.Ready.CAFile, "--token-file", w.Hub.Ready.TokenFile)
 	operator.Fails(9, "", "instances", "watch", "cli", "--until", "stopped", "--timeout", "300ms")
 	operator.Fails(7, "", "instances", "create", harness.AppSlug, "--param", "surprise=1")
 }

@@ -186,7 +186,7 @@ func (tr *ContainerdOracle) Lifetime(id string) (started, exited time.Time) {
 	return tr.started[id], tr.exited[id]
 }
 
-// FirstStart is when the first container started, by containerd, which may have reported it late. The kernel saw nothing
+// FirstStart is when the first container started, by containerd, which may have reported it late. The kernel saw none
 // run before notBefore.
 func (tr *ContainerdOracle) FirstStart() (first, notBefore time.Time) {
 	tr.mu.Lock()
