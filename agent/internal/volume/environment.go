@@ -99,7 +99,7 @@ func (e *Environments) Begin(ctx context.Context, runID string, sizeBytes uint64
 	name := buildPrefix + runID
 	err = e.reserve(ctx, name, sizeBytes, used)
 	if err == nil {
-		err = mountImage(e.image(name), e.mountPoint(name), 0)
+		err = mountImage(ctx, e.image(name), e.mountPoint(name), 0)
 	}
 	dir = filepath.Join(e.mountPoint(name), contentName)
 	if err == nil {
@@ -147,7 +147,7 @@ func (e *Environments) Commit(ctx context.Context, runID string, made Environmen
 	}
 	name := buildPrefix + runID
 	// A crash may have come after seal has unmounted it.
-	err = mountImage(e.image(name), e.mountPoint(name), 0)
+	err = mountImage(ctx, e.image(name), e.mountPoint(name), 0)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return environmentFailed("mount", err)
 	}
@@ -225,7 +225,7 @@ func (e *Environments) Use(ctx context.Context, id string) (dir, packages string
 		}
 		return "", "", environmentFailed("find", err)
 	}
-	if err := mountImage(e.image(id), e.mountPoint(id), unix.MS_RDONLY); err != nil {
+	if err := mountImage(ctx, e.image(id), e.mountPoint(id), unix.MS_RDONLY); err != nil {
 		return "", "", environmentFailed("mount", err)
 	}
 	now := time.Now()

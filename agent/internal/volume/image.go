@@ -57,15 +57,28 @@ func toolPath(name string) (string, error) {
 	return exec.LookPath(filepath.Join("/usr/sbin", name))
 }
 
-// tool runs a program of e2fsprogs.
-func tool(ctx context.Context, name string, args ...string) error {
+// toolOn runs a program of e2fsprogs on an image, which it locks until the program has ended and the file is closed. A
+// program outlives an agent that is killed, and the file systems of tenants outlive a program that is not.
+func toolOn(ctx context.Context, image *os.File, name string, args ...string) error {
+	if err := lockImage(ctx, image); err != nil {
+		return err
+	}
+	return tool(ctx, image, name, append(args, image.Name())...)
+}
+
+// tool runs a program of e2fsprogs, which inherits the locked image if there is one.
+func tool(ctx context.Context, locked *os.File, name string, args ...string) error {
 	path, err := toolPath(name)
 	if err != nil {
 		return unsupported("apt-get install e2fsprogs", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, toolTimeout)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, path, args...).CombinedOutput()
+	cmd := exec.CommandContext(ctx, path, args...)
+	if locked != nil {
+		cmd.ExtraFiles = []*os.File{locked}
+	}
+	out, err := cmd.CombinedOutput()
 	exit, failed := errors.AsType[*exec.ExitError](err)
 	const repaired = 1 // of e2fsck
 	if err != nil && (!failed || name != "e2fsck" || exit.ExitCode() != repaired) {
@@ -82,8 +95,8 @@ func (v *Volumes) makeImage(ctx context.Context, path string, size uint64) error
 		return err
 	}
 	// Without nodiscard, mkfs would give the reserved space back.
-	err = tool(ctx, "mkfs.ext4", "-q", "-F", "-b", strconv.Itoa(blockBytes), "-i", strconv.Itoa(bytesPerInode),
-		"-m", "0", "-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1", path)
+	err = toolOn(ctx, file, "mkfs.ext4", "-q", "-F", "-b", strconv.Itoa(blockBytes), "-i", strconv.Itoa(bytesPerInode),
+		"-m", "0", "-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1")
 	return errors.Join(err, file.Sync(), file.Close())
 }
 
@@ -137,6 +150,9 @@ func (v *Volumes) copyImage(ctx context.Context, from, to string) (err error) {
 		return err
 	}
 	defer func() { _ = src.Close() }()
+	if err := lockImage(ctx, src); err != nil {
+		return err
+	}
 	info, err := src.Stat()
 	if err != nil {
 		return err

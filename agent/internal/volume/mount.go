@@ -14,7 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/mountpoint"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
 // Requests of ioctl(2) that x/sys lacks (linux/fs.h).
@@ -121,7 +123,7 @@ func openLoop(n int) (*os.File, error) {
 }
 
 // mountImage mounts the image unless it is mounted there; flags are unix.MS_RDONLY or none.
-func mountImage(image, dir string, flags uintptr) error {
+func mountImage(ctx context.Context, image, dir string, flags uintptr) error {
 	name, err := device(image)
 	if err != nil {
 		return err
@@ -136,6 +138,14 @@ func mountImage(image, dir string, flags uintptr) error {
 		return err
 	}
 	if name == "" {
+		locked, err := os.Open(image)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = locked.Close() }()
+		if err := lockImage(ctx, locked); err != nil {
+			return err
+		}
 		dev, err := attach(image)
 		if err != nil {
 			return fmt.Errorf("attach a loop device: %w", err)
@@ -176,14 +186,35 @@ func isMounted(device, dir string) bool {
 
 // awaitIdle waits until nothing has the image's file system mounted.
 func awaitIdle(ctx context.Context, image string) error {
+	return await(ctx, errInUse(), func() (bool, error) {
+		name, err := device(image)
+		return name == "", err
+	})
+}
+
+// lockImage waits until no program of e2fsprogs works on the image, as one of an agent that was killed, and keeps others
+// waiting until the file is closed, by the programs that inherit it, too (flock(2)).
+func lockImage(ctx context.Context, image *os.File) error {
+	busy := fault.New(fault.Conflict, agent.CodeVolumeInUse, "A program of e2fsprogs that was begun before the agent was "+
+		"started still works on the volume.", nil)
+	return await(ctx, busy, func() (bool, error) {
+		err := unix.Flock(int(image.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return false, nil
+		}
+		return err == nil, err
+	})
+}
+
+// await waits until free, and returns busy where that takes longer than idleWait.
+func await(ctx context.Context, busy error, free func() (bool, error)) error {
 	for deadline := time.Now().Add(idleWait); ; {
-		switch name, err := device(image); {
-		case err != nil:
+		is, err := free()
+		switch {
+		case is || err != nil:
 			return err
-		case name == "":
-			return nil
 		case time.Now().After(deadline):
-			return errInUse()
+			return busy
 		}
 		select {
 		case <-ctx.Done():

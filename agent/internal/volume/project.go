@@ -118,7 +118,7 @@ func (v *Volumes) growInUse(ctx context.Context, id string, r *record, desiredBy
 	if desiredBytes <= r.SizeBytes {
 		return nil
 	}
-	if err := v.remount(id); err != nil {
+	if err := v.remount(ctx, id); err != nil {
 		return failed("grow", err)
 	}
 	name, err := device(v.image(id))
@@ -141,7 +141,7 @@ func (v *Volumes) growInUse(ctx context.Context, id string, r *record, desiredBy
 		err = updateCapacity(name)
 	}
 	if err == nil {
-		err = tool(ctx, "resize2fs", name)
+		err = tool(ctx, nil, "resize2fs", name)
 	}
 	if err != nil {
 		return failed("grow", err)
@@ -169,7 +169,7 @@ func (v *Volumes) applySnapshot(ctx context.Context, id string, want *protocol.V
 	}
 	info, err := os.Stat(image)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = v.remount(id); err == nil {
+		if err = v.remount(ctx, id); err == nil {
 			err = v.snapshot(ctx, id, image)
 		}
 		if err == nil {
@@ -208,12 +208,12 @@ func (v *Volumes) otherSnapshots(id string, named []*protocol.VolumeSnapshot) (o
 }
 
 // remount mounts a file system that containers have, and that the end of one of its members has unmounted on the host.
-func (v *Volumes) remount(id string) error {
+func (v *Volumes) remount(ctx context.Context, id string) error {
 	name, err := device(v.image(id))
 	if err != nil || name == "" {
 		return err
 	}
-	return mountImage(v.image(id), v.mountPoint(id), 0)
+	return mountImage(ctx, v.image(id), v.mountPoint(id), 0)
 }
 
 // restore puts a copy of a snapshot in the place of the image. After a crash before the record is stored it is done

@@ -178,7 +178,7 @@ func (v *Volumes) Prepare(ctx context.Context, u Use) (dir string, err error) {
 		if _, err := v.join(id, r, u); err != nil {
 			return "", err
 		}
-		return v.mount(id)
+		return v.mount(ctx, id)
 	}
 	r, err := v.load(id)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -193,7 +193,7 @@ func (v *Volumes) Prepare(ctx context.Context, u Use) (dir string, err error) {
 	if err := v.grow(ctx, id, &r, u.SizeBytes); err != nil {
 		return "", err
 	}
-	return v.mount(id)
+	return v.mount(ctx, id)
 }
 
 // advance does what the revision demands of the content.
@@ -303,8 +303,7 @@ func (v *Volumes) grow(ctx context.Context, id string, r *record, desiredBytes u
 	if err != nil {
 		return failed("grow", err)
 	}
-	err = errors.Join(tool(ctx, "e2fsck", "-f", "-p", file.Name()), tool(ctx, "resize2fs", file.Name()), file.Sync(),
-		file.Close())
+	err = errors.Join(toolOn(ctx, file, "e2fsck", "-f", "-p"), toolOn(ctx, file, "resize2fs"), file.Sync(), file.Close())
 	if err != nil {
 		return failed("grow", err)
 	}
@@ -318,9 +317,9 @@ func (v *Volumes) storeGrown(id string, r *record, sizeBytes uint64) error {
 }
 
 // mount mounts the volume and returns what containers see of it.
-func (v *Volumes) mount(id string) (string, error) {
+func (v *Volumes) mount(ctx context.Context, id string) (string, error) {
 	at := v.mountPoint(id)
-	if err := mountImage(v.image(id), at, 0); err != nil {
+	if err := mountImage(ctx, v.image(id), at, 0); err != nil {
 		return "", failed("mount", err)
 	}
 	content, err := makeContent(at)
