@@ -326,9 +326,10 @@ func TestARegistryThatComesBackIsPulledFrom(t *testing.T) {
 		require.Eventually(t, func() bool {
 			if m := f.store.Members()[w.GetId()].Services["main"]; !m.RetryAt.IsZero() {
 				// The pause before the next try is over.
-				m.RetryAt = time.Time{}
-				require.NoError(t, f.store.UpdateMember(w.GetId(), func(old *state.Member) {
-					old.Services = map[string]agent.ServiceRecord{"main": m}
+				require.NoError(t, f.store.UpdateMember(w.GetId(), func(m *state.Member) {
+					service := m.Services["main"]
+					service.RetryAt = time.Time{}
+					m.Services = map[string]agent.ServiceRecord{"main": service}
 				}))
 			}
 			for _, s := range f.re.Report().Workloads {
