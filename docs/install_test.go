@@ -2,9 +2,12 @@ package docs_test
 
 import (
 	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
@@ -38,13 +41,33 @@ func TestTheEndOfTheAgentsUnitLeavesContainersWhatTheyUse(t *testing.T) {
 	require.Contains(t, unit, "\nKillMode=process\n")
 }
 
-// Commands of ExecStartPost run once ExecStart has succeeded, those of ExecStopPost in any case (systemd.service).
+// Commands of ExecStartPost run once ExecStart has succeeded, those of ExecStopPost in any case (systemd.service). What a
+// backup has left that was killed goes, too.
 func TestOldBackupsGoOnlyAfterANewOne(t *testing.T) {
-	var deletes []string
+	deletes := map[string]string{}
 	for line := range strings.Lines(installed(t, "../systemd/gpuaas-hub-backup.service")) {
 		if setting, command, _ := strings.Cut(line, "="); strings.Contains(command, "-delete") {
-			deletes = append(deletes, setting)
+			deletes[setting] = command
 		}
 	}
-	require.Equal(t, []string{"ExecStartPost"}, deletes)
+	require.Len(t, deletes, 1)
+	dir := t.TempDir()
+	for name, age := range map[string]time.Duration{
+		"new.age": 0, "kept.age": 13, "old.age": 16, "now.age.unfinished": 0, "killed.age.unfinished": 3, "other": 100,
+	} {
+		path, at := filepath.Join(dir, name), time.Now().Add(-age*24*time.Hour)
+		require.NoError(t, os.WriteFile(path, nil, 0o600))
+		require.NoError(t, os.Chtimes(path, at, at))
+	}
+	// The shell and systemd read quotes alike.
+	command := strings.Replace(deletes["ExecStartPost"], "/var/backups/gpuaas-hub", dir, 1)
+	out, err := exec.CommandContext(t.Context(), "sh", "-c", command).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	var names []string
+	for _, e := range left {
+		names = append(names, e.Name())
+	}
+	require.Equal(t, []string{"kept.age", "new.age", "now.age.unfinished", "other"}, names)
 }
