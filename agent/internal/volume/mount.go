@@ -192,8 +192,8 @@ func awaitIdle(ctx context.Context, image string) error {
 	})
 }
 
-// lockImage waits until no program of e2fsprogs works on the image, as one of an agent that was killed, and keeps others
-// waiting until the file is closed, by the programs that inherit it, too (flock(2)).
+// lockImage waits until no program of e2fsprogs works on the image, as one of an agent that was killed, and keeps
+// others waiting until the file is closed, by the programs that inherit it, too (flock(2)).
 func lockImage(ctx context.Context, image *os.File) error {
 	busy := fault.New(fault.Conflict, agent.CodeVolumeInUse, "A program of e2fsprogs that was begun before the agent was "+
 		"started still works on the volume.", nil)
