@@ -41,8 +41,8 @@ func TestTheEndOfTheAgentsUnitLeavesContainersWhatTheyUse(t *testing.T) {
 	require.Contains(t, unit, "\nKillMode=process\n")
 }
 
-// Commands of ExecStartPost run once ExecStart has succeeded, those of ExecStopPost in any case (systemd.service). What a
-// backup has left that was killed goes, too.
+// Commands of ExecStartPost run once ExecStart has succeeded, those of ExecStopPost in any case (systemd.service). What
+// a backup has left that was killed goes, too.
 func TestOldBackupsGoOnlyAfterANewOne(t *testing.T) {
 	deletes := map[string]string{}
 	for line := range strings.Lines(installed(t, "../systemd/gpuaas-hub-backup.service")) {
