@@ -1,6 +1,7 @@
 package leakcheck_test
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"os"
@@ -21,6 +22,38 @@ import (
 
 // word marks everything that this process makes: other tests may run on the same machine.
 func word() string { return fmt.Sprintf("lo%dx", os.Getpid()) }
+
+// A process that a running program has forked is that program until it takes another name, as PostgreSQL's workers do.
+func TestAForkOfARunningProgramIsNoNewOne(t *testing.T) {
+	goOn, end, err := os.Pipe()
+	require.NoError(t, err)
+	defer func() { _ = end.Close() }()
+	cmd := exec.Command("sh", "-c", "echo runs; read a; (read b <&3; exit) & echo forked; wait", word())
+	cmd.ExtraFiles = []*os.File{goOn}
+	stdin, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	require.NoError(t, goOn.Close())
+	said := bufio.NewReader(stdout)
+	line, err := said.ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "runs\n", line)
+	scope := leakcheck.Scope{Kinds: []leakcheck.Kind{leakcheck.Process}, Contains: []string{word()}}
+	before, err := leakcheck.Take(scope)
+	require.NoError(t, err)
+	require.Len(t, before.Items[leakcheck.Process], 1)
+	_, err = stdin.Write([]byte{'\n'})
+	require.NoError(t, err)
+	_, err = said.ReadString('\n')
+	require.NoError(t, err)
+	after, err := leakcheck.Take(scope)
+	require.NoError(t, err)
+	require.Empty(t, leakcheck.Diff(before, after))
+	require.NoError(t, end.Close())
+	require.NoError(t, cmd.Wait())
+}
 
 // remainders make one thing of each kind, and return what removes it.
 func remainders() map[leakcheck.Kind]func(t *testing.T, scope *leakcheck.Scope) (undo func()) {

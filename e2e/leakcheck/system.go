@@ -37,6 +37,10 @@ func takeProcesses(s *Snapshot) error {
 			continue // it has ended; init has not reaped it yet
 		}
 		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		parent, _ := os.ReadFile(fmt.Sprintf("/proc/%s/cmdline", fields[1]))
+		if len(cmdline) > 0 && bytes.Equal(cmdline, parent) {
+			continue // PostgreSQL has forked this moment, and its worker has not taken its own name yet
+		}
 		cgroup, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 		text := strings.TrimSpace(string(bytes.ReplaceAll(cmdline, []byte{0}, []byte{' '})))
 		s.add(Process, fmt.Sprintf("%d@%s", pid, fields[19]), fmt.Sprintf("%s %q parent %s", name, text, fields[1])+
