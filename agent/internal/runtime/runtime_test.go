@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -377,6 +378,19 @@ func TestAStopSignalComesPastASilentShim(t *testing.T) {
 	goOn()
 	require.NoError(t, <-stopped)
 	require.EqualValues(t, 7, f.wait(spec.ID, runtime.StateExited).ExitCode, "it ended by itself")
+}
+
+// An image names its stop signal. Where there is none of that number, it is SIGTERM: else nothing would end the
+// container.
+func TestAnImageThatNamesNoSignalIsStopped(t *testing.T) {
+	f := newFixture(t)
+	for _, name := range []string{"200", "-1", "SIGNONE"} {
+		spec := f.spec(f.image(func(c *v1.Config) { c.StopSignal = name }), "wait", "7")
+		f.start(spec)
+		f.waitForLog(spec.ID, "ready")
+		require.NoError(t, f.rt.Stop(t.Context(), spec.ID, time.Minute), name)
+		require.EqualValues(t, 7, f.wait(spec.ID, runtime.StateExited).ExitCode, name)
+	}
 }
 
 // What runs behind a shim that never answers would run on, unpaid and on a device that nobody else gets.
