@@ -73,6 +73,19 @@ func Run(c Config, tests func() int) (int, error) {
 	return c.runOutside()
 }
 
+// RunInTree is Run for tests that need nothing but their source tree. It prints an error.
+func RunInTree(tests func() int) (code int) {
+	c, err := OfTree()
+	if err == nil {
+		code, err = Run(c, tests)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
 // Inside reports whether the program runs in a sandbox.
 func Inside() bool { return os.Getenv(stageEnv) == stageInside }
 

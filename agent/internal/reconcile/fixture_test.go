@@ -43,16 +43,7 @@ func TestMain(m *testing.M) {
 		os.Exit(containerfiles.Run(os.Args[2:]))
 	}
 	// A run that is killed leaves no container, link or mount behind.
-	config, err := sandbox.OfTree()
-	code := 1
-	if err == nil {
-		code, err = sandbox.Run(config, func() int { return runTests(m) })
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
+	os.Exit(sandbox.RunInTree(func() int { return runTests(m) }))
 }
 
 func runTests(m *testing.M) int {
