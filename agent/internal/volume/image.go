@@ -57,8 +57,8 @@ func toolPath(name string) (string, error) {
 	return exec.LookPath(filepath.Join("/usr/sbin", name))
 }
 
-// toolOn runs a program of e2fsprogs on an image, which it locks until the program has ended and the file is closed. A
-// program outlives an agent that is killed, and the file systems of tenants outlive a program that is not.
+// toolOn runs a program of e2fsprogs on an image. The image stays locked until its file is closed and the program has
+// ended, which may be after the agent was killed: the next agent must not touch the file system before.
 func toolOn(ctx context.Context, image *os.File, name string, args ...string) error {
 	if err := lockImage(ctx, image); err != nil {
 		return err
@@ -145,14 +145,11 @@ func noSpace(size uint64, cause error) error {
 // copyImage copies an image, with its space reserved, to a path that appears when the copy is complete and durable. It
 // shares no blocks with the original: a write to shared blocks needs new space, which the disk may not have.
 func (v *Volumes) copyImage(ctx context.Context, from, to string) (err error) {
-	src, err := os.Open(from)
+	src, err := openLocked(ctx, from)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = src.Close() }()
-	if err := lockImage(ctx, src); err != nil {
-		return err
-	}
 	info, err := src.Stat()
 	if err != nil {
 		return err

@@ -138,14 +138,11 @@ func mountImage(ctx context.Context, image, dir string, flags uintptr) error {
 		return err
 	}
 	if name == "" {
-		locked, err := os.Open(image)
+		locked, err := openLocked(ctx, image)
 		if err != nil {
 			return err
 		}
 		defer func() { _ = locked.Close() }()
-		if err := lockImage(ctx, locked); err != nil {
-			return err
-		}
 		dev, err := attach(image)
 		if err != nil {
 			return fmt.Errorf("attach a loop device: %w", err)
@@ -192,11 +189,23 @@ func awaitIdle(ctx context.Context, image string) error {
 	})
 }
 
-// lockImage waits until no program of e2fsprogs works on the image, as one of an agent that was killed, and keeps
-// others waiting until the file is closed, by the programs that inherit it, too (flock(2)).
+// openLocked opens an image for reading, locked until it is closed.
+func openLocked(ctx context.Context, image string) (*os.File, error) {
+	file, err := os.Open(image)
+	if err != nil {
+		return nil, err
+	}
+	if err := lockImage(ctx, file); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return file, nil
+}
+
+// lockImage waits until no program of e2fsprogs works on the image: an agent that was killed may have left one. Others
+// wait until the file is closed, here and in the programs that inherit it (flock(2)).
 func lockImage(ctx context.Context, image *os.File) error {
-	busy := fault.New(fault.Conflict, agent.CodeVolumeInUse, "A program of e2fsprogs that was begun before the agent was "+
-		"started still works on the volume.", nil)
+	busy := fault.New(fault.Conflict, agent.CodeVolumeInUse, "A program of e2fsprogs that an earlier agent started "+
+		"still works on the volume.", nil)
 	return await(ctx, busy, func() (bool, error) {
 		err := unix.Flock(int(image.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if errors.Is(err, unix.EWOULDBLOCK) {
