@@ -39,7 +39,7 @@ func takeProcesses(s *Snapshot) error {
 		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		parent, _ := os.ReadFile(fmt.Sprintf("/proc/%s/cmdline", fields[1]))
 		if len(cmdline) > 0 && bytes.Equal(cmdline, parent) {
-			continue // PostgreSQL has forked this moment, and its worker has not taken its own name yet
+			continue // a fork of a running program, like a worker of PostgreSQL that has not set its own title yet
 		}
 		cgroup, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 		text := strings.TrimSpace(string(bytes.ReplaceAll(cmdline, []byte{0}, []byte{' '})))

@@ -380,9 +380,8 @@ func TestAStopSignalComesPastASilentShim(t *testing.T) {
 	require.EqualValues(t, 7, f.wait(spec.ID, runtime.StateExited).ExitCode, "it ended by itself")
 }
 
-// An image names its stop signal. Where there is none of that number, it is SIGTERM: else nothing would end the
-// container.
-func TestAnImageThatNamesNoSignalIsStopped(t *testing.T) {
+// An invalid stop signal of an image counts as SIGTERM; otherwise each stop would fail before it kills the container.
+func TestAContainerWithAnInvalidStopSignalIsStopped(t *testing.T) {
 	f := newFixture(t)
 	for _, name := range []string{"200", "-1", "SIGNONE"} {
 		spec := f.spec(f.image(func(c *v1.Config) { c.StopSignal = name }), "wait", "7")

@@ -72,7 +72,7 @@ func (r *Runtime) Stop(ctx context.Context, id string, grace time.Duration) erro
 func (r *Runtime) stopSignal(ctx context.Context, id string) syscall.Signal {
 	record, err := r.client.ContainerService().Get(ctx, id)
 	if err == nil && record.Labels[labelStopSignal] != "" {
-		// Nothing would end a container that has a signal of a number that there is not.
+		// Sending a number that is no signal fails, and so would the stop, before it kills the container.
 		sig, err := signal.ParseSignal(record.Labels[labelStopSignal])
 		if err == nil && signal.ValidSignalForPlatform(sig) {
 			return sig
