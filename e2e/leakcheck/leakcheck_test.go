@@ -23,12 +23,14 @@ import (
 // word marks everything that this process makes: other tests may run on the same machine.
 func word() string { return fmt.Sprintf("lo%dx", os.Getpid()) }
 
-// A process that a running program has forked is that program until it takes another name, as PostgreSQL's workers do.
-func TestAForkOfARunningProgramIsNoNewOne(t *testing.T) {
+// A worker that PostgreSQL has just forked has its parent's command line until it sets its own title.
+func TestAForkOfPostgreSQLIsNoNewProcess(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "postgres")
+	require.NoError(t, os.Symlink("/bin/sh", program))
 	goOn, end, err := os.Pipe()
 	require.NoError(t, err)
 	defer func() { _ = end.Close() }()
-	cmd := exec.Command("sh", "-c", "echo runs; read a; (read b <&3; exit) & echo forked; wait", word())
+	cmd := exec.Command(program, "-c", "echo runs; read a; (read b <&3; exit) & echo forked; wait", word())
 	cmd.ExtraFiles = []*os.File{goOn}
 	stdin, err := cmd.StdinPipe()
 	require.NoError(t, err)

@@ -38,8 +38,8 @@ func takeProcesses(s *Snapshot) error {
 		}
 		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		parent, _ := os.ReadFile(fmt.Sprintf("/proc/%s/cmdline", fields[1]))
-		if len(cmdline) > 0 && bytes.Equal(cmdline, parent) {
-			continue // a fork of a running program, like a worker of PostgreSQL that has not set its own title yet
+		if name == "postgres" && bytes.Equal(cmdline, parent) {
+			continue // a worker that PostgreSQL has just forked and that has not set its own title yet
 		}
 		cgroup, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 		text := strings.TrimSpace(string(bytes.ReplaceAll(cmdline, []byte{0}, []byte{' '})))
