@@ -68,9 +68,9 @@ func (n *datedNode) setClock(off time.Duration) {
 func (n *datedNode) powerCut(off time.Duration) {
 	n.Testbed.T.Helper()
 	require.NoError(n.Testbed.T, n.StopCalling(), "the app answered until the power was cut")
-	require.NoError(n.Testbed.T, n.Agent.Kill9())
 	cut := time.Now()
-	n.Testbed.RemoveContainersOf(n.Agent)
+	require.NoError(n.Testbed.T, n.Agent.Kill9())
+	n.Testbed.RemoveContainersOf(n.Agent, cut)
 	n.unobserved += time.Since(cut)
 	n.boot++
 	n.setClock(off)

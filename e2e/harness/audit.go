@@ -96,18 +96,25 @@ func (w *Testbed) Explain(f Faults) {
 	w.audit.explain(f)
 }
 
-// explainPowerCut tells the audit that each container of the node will be started again.
-func (w *Testbed) explainPowerCut(a *devcluster.Agent) {
-	running, kernel := 0, w.audit.kernel(a.Config.ContainerdNamespace)
-	if kernel == nil {
-		return // it is not audited
-	}
-	for _, p := range kernel.Processes() {
-		if p.EndedAt.IsZero() {
-			running++
+// cutPower ends the containers of a node whose agent the caller has ended at a time, or end ends. The audit hears that
+// each will be started again, and that nothing has measured those that outlived their agent.
+func (w *Testbed) cutPower(a *devcluster.Agent, from time.Time, end func()) {
+	kernel, running := w.audit.kernel(a.Config.ContainerdNamespace), 0
+	if kernel != nil { // else it is not audited
+		for _, p := range kernel.Processes() {
+			if p.EndedAt.IsZero() {
+				running++
+			}
 		}
 	}
-	w.audit.explain(Faults{Why: "a power cut", Restarts: running})
+	end()
+	if running > 0 {
+		w.audit.explain(Faults{
+			Why:      "a power cut",
+			Restarts: running,
+			Unbilled: time.Duration(running) * time.Since(from),
+		})
+	}
 }
 
 // WatchForAudit starts to watch what the kernel runs for an agent, which has not started yet.

@@ -3,6 +3,7 @@ package harness
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/stretchr/testify/require"
@@ -20,22 +21,23 @@ func (w *Testbed) ContainerdClient(a *devcluster.Agent) *client.Client {
 	return cl
 }
 
-// RemoveContainersOf removes a node's containers without the agent, as a power cut does.
-func (w *Testbed) RemoveContainersOf(a *devcluster.Agent) {
+// RemoveContainersOf removes a node's containers, as a power cut does that has ended the agent at a time.
+func (w *Testbed) RemoveContainersOf(a *devcluster.Agent, cut time.Time) {
 	w.T.Helper()
-	w.explainPowerCut(a)
 	cl := w.ContainerdClient(a)
 	defer func() { require.NoError(w.T, cl.Close()) }()
 	containers, err := cl.Containers(w.Ctx)
 	require.NoError(w.T, err)
 	require.NotEmpty(w.T, containers)
-	for _, c := range containers {
-		task, err := c.Task(w.Ctx, nil)
-		require.NoError(w.T, err)
-		_, err = task.Delete(w.Ctx, client.WithProcessKill)
-		require.NoError(w.T, err)
-		require.NoError(w.T, c.Delete(w.Ctx, client.WithSnapshotCleanup))
-	}
+	w.cutPower(a, cut, func() {
+		for _, c := range containers {
+			task, err := c.Task(w.Ctx, nil)
+			require.NoError(w.T, err)
+			_, err = task.Delete(w.Ctx, client.WithProcessKill)
+			require.NoError(w.T, err)
+			require.NoError(w.T, c.Delete(w.Ctx, client.WithSnapshotCleanup))
+		}
+	})
 }
 
 // ServiceContainer is the running container of a service.

@@ -50,36 +50,38 @@ func (w *Testbed) Reboot(a *devcluster.Agent) (off, on time.Time) {
 // CutPower is PowerOff for a node whose agent and containerd work on a disk that loses what they did not flush.
 func (w *Testbed) CutPower(a *devcluster.Agent, disk *powerloss.Disk, random *rand.Rand) (off time.Time) {
 	w.T.Helper()
-	w.explainPowerCut(a)
 	w.Explain(Faults{
 		Why:      "a power cut interrupts a start or a pull, and the agent's log loses the note of its own",
 		Restarts: 1,
 		Sessions: 1,
 		Pulls:    true,
 	})
-	lost, err := disk.Cut(random, func() error {
-		// A process that waits for the disk dies when the disk has given up: nobody waits for it here.
-		pids := append(processesWith(w.Containerd.Address), a.PID, w.Containerd.PID())
-		for _, dir := range cgroupsOf(a.Config.CgroupParent) {
-			pids = append(pids, processesOf(dir)...)
-		}
-		for _, pid := range pids {
-			if pid > 1 {
-				_ = unix.Kill(pid, unix.SIGKILL)
+	w.cutPower(a, time.Now(), func() {
+		lost, err := disk.Cut(random, func() error {
+			// A process that waits for the disk dies when the disk has given up: nobody waits for it here.
+			pids := append(processesWith(w.Containerd.Address), a.PID, w.Containerd.PID())
+			for _, dir := range cgroupsOf(a.Config.CgroupParent) {
+				pids = append(pids, processesOf(dir)...)
 			}
-		}
-		return nil
+			for _, pid := range pids {
+				if pid > 1 {
+					_ = unix.Kill(pid, unix.SIGKILL)
+				}
+			}
+			return nil
+		})
+		require.NoError(w.T, err)
+		w.T.Logf("%d pages of the node's disk are lost", lost)
+		off = w.powerOff(a)
 	})
-	require.NoError(w.T, err)
-	w.T.Logf("%d pages of the node's disk are lost", lost)
-	return w.powerOff(a)
+	return off
 }
 
 // PowerOff is the first half of Reboot. Nothing of the node runs when it returns.
 func (w *Testbed) PowerOff(a *devcluster.Agent) (off time.Time) {
 	w.T.Helper()
-	w.explainPowerCut(a)
-	return w.powerOff(a)
+	w.cutPower(a, time.Now(), func() { off = w.powerOff(a) })
+	return off
 }
 
 func (w *Testbed) powerOff(a *devcluster.Agent) (off time.Time) {

@@ -2,6 +2,7 @@ package recovery_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -63,9 +64,10 @@ func TestLaw04AKilledContainerdLeavesTheAppServing(t *testing.T) {
 func TestLaw03AColdBootWithoutTheHubRestartsTheLeasedWorkload(t *testing.T) {
 	w := harness.NewPlatform(t)
 	i := w.Launch("app")
+	cut := time.Now()
 	require.NoError(t, w.Agent.Kill9())
 	require.NoError(t, w.Hub.Kill9())
-	removeContainers(w)
+	w.RemoveContainersOf(w.Agent, cut)
 	w.RestartAgent(w.Agent)
 	w.Eventually("the app answers without a hub", func() error {
 		_, err := scenario.Get(w.Ctx, i.Endpoints[0].URL+"/")
@@ -77,12 +79,6 @@ func TestLaw03AColdBootWithoutTheHubRestartsTheLeasedWorkload(t *testing.T) {
 		return harness.Pending(err, got.Status == api.AppInstanceStatusRunning && got.Health == api.AppInstanceHealthHealthy)
 	})
 	w.Decommission(i)
-}
-
-// removeContainers removes the node's containers without the agent, as a power cut does.
-func removeContainers(w *harness.Testbed) {
-	w.T.Helper()
-	w.RemoveContainersOf(w.Agent)
 }
 
 func restartContainerd(w *harness.Testbed) {
