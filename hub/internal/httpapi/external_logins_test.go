@@ -25,8 +25,8 @@ func finishBody(state, code string) string { return `{"state":"` + state + `","c
 func TestPeopleLogInWithTheIdentityProvider(t *testing.T) {
 	p := oidctest.NewForBrowsers(t)
 	h := newHouseWith(t, identityOf(p, map[string]string{"acme.example": "ruled"}))
-	orgID, _, boss := h.tenant(t, "acme")
-	h.invite(t, boss, orgID, "ada@acme.example", `,"roles":["org_billing"]`)
+	otherID, _, other := h.tenant(t, "other")
+	h.invite(t, other, otherID, "bob@acme.example", "")
 	start, finish := "/auth/oidc/browser", "/auth/oidc/browser/finish"
 	login := func(name string) (state, code string) {
 		begun := h.must(t, "", "POST", start, "", "", 200)
@@ -38,7 +38,13 @@ func TestPeopleLogInWithTheIdentityProvider(t *testing.T) {
 		require.Equal(t, begun.text("state"), back.Get("state"))
 		return back.Get("state"), back.Get("code")
 	}
-	state, code := login("ada")
+	state, code := login("bob")
+	unknown := h.must(t, "", "POST", finish, "", finishBody(state, code), 401)
+	require.Equal(t, "identity_unknown", unknown.text("code"), "the domain's org does not exist yet")
+
+	orgID, _, boss := h.tenant(t, "ruled")
+	h.invite(t, boss, orgID, "ada@acme.example", `,"roles":["org_billing"]`)
+	state, code = login("ada")
 	tokens := h.must(t, "", "POST", finish, "", finishBody(state, code), 200)
 	user := h.must(t, tokens.text("access_token"), "GET", "/users/"+tokens.text("user_id"), "", "", 200)
 	require.Equal(t, []any{"org_billing"}, user.body["roles"], "by the invitation")
@@ -50,17 +56,13 @@ func TestPeopleLogInWithTheIdentityProvider(t *testing.T) {
 	require.Equal(t, tokens.text("user_id"), next.text("user_id"), "by issuer and subject")
 
 	_, code = login("ada")
-	other := h.must(t, "", "POST", start, "", "", 200)
-	mixed := h.must(t, "", "POST", finish, "", finishBody(other.text("state"), code), 401)
+	another := h.must(t, "", "POST", start, "", "", 200)
+	mixed := h.must(t, "", "POST", finish, "", finishBody(another.text("state"), code), 401)
 	require.Equal(t, "identity_refused", mixed.text("code"), "a code counts in its own login only")
 
 	state, code = login("bob")
-	unknown := h.must(t, "", "POST", finish, "", finishBody(state, code), 401)
-	require.Equal(t, "identity_unknown", unknown.text("code"))
-	ruled, _, _ := h.tenant(t, "ruled")
-	state, code = login("bob")
 	made := h.must(t, "", "POST", finish, "", finishBody(state, code), 200)
-	require.Equal(t, ruled, h.must(t, made.text("access_token"), "GET", "/auth/whoami", "", "", 200).text("org_id"))
+	require.Equal(t, orgID, h.must(t, made.text("access_token"), "GET", "/auth/whoami", "", "", 200).text("org_id"))
 	state, code = login("eve")
 	h.must(t, "", "POST", finish, "", finishBody(state, code), 401)
 
@@ -93,6 +95,24 @@ func TestAnInvitationCountsAtTheIdentityProviderWhileItsMakerIsActive(t *testing
 	h.invite(t, boss, orgID, "bob@acme.example", "")
 	h.wait(iam.DefaultInvitationLifetime)
 	require.Equal(t, "identity_unknown", h.loginAtProvider(t, p, "bob").text("code"))
+}
+
+// A person whose address is in an org's domain becomes a user of that org, also when another org has invited them.
+func TestAnotherOrgsInvitationTakesNobodyOfADomain(t *testing.T) {
+	p := oidctest.NewForBrowsers(t)
+	h := newHouseWith(t, identityOf(p, map[string]string{"acme.example": "acme"}))
+	orgID, _, boss := h.tenant(t, "acme")
+	otherID, _, other := h.tenant(t, "other")
+	h.invite(t, boss, orgID, "bob@acme.example", `,"roles":["org_billing"]`)
+	for _, name := range []string{"ada", "bob"} {
+		h.invite(t, other, otherID, name+"@acme.example", "")
+		in := h.loginAtProvider(t, p, name)
+		require.Equal(t, 200, in.status, in.raw)
+		user := h.must(t, in.text("access_token"), "GET", "/users/"+in.text("user_id"), "", "", 200)
+		require.Equal(t, orgID, user.text("org_id"), name)
+		require.Equal(t, map[string]any{"ada": "org_member", "bob": "org_billing"}[name], user.body["roles"].([]any)[0],
+			"its own org's invitation counts")
+	}
 }
 
 func TestARemovedUserComesBackByTheIdentityProviderOnlyIfInvitedAgain(t *testing.T) {

@@ -85,7 +85,8 @@ func (id Identity) cleaned() (Identity, error) {
 }
 
 // UserOfIdentity finds the user of an identity. A new identity becomes a user by an open invitation of its verified
-// address, or as a member of the org that the address belongs to by rule; made says so. userID is a fresh id.
+// address, or as a member of the org that the address belongs to by rule; made says so. Where there is a rule, only
+// that org's invitations count. userID is a fresh id.
 func UserOfIdentity(ctx context.Context, tx db.Tx, id Identity, userID string, now time.Time) (_ User, made bool,
 	_ error,
 ) {
@@ -128,18 +129,26 @@ func newUserOf(ctx context.Context, tx db.Tx, id Identity, now time.Time) (User,
 	if n := len([]rune(user.DisplayName)); n == 0 || n > maxName {
 		user.DisplayName = strings.ToValidUTF8(email[:min(len(email), maxName)], "")
 	}
-	i, err := openInvitation(ctx, tx, "i.email", email, now)
-	if err == nil {
+	if id.OrgSlug != "" {
+		user.OrgID, err = db.Value[string](ctx, tx, `SELECT id FROM orgs WHERE slug = $1`, id.OrgSlug)
+		if db.IsNoRows(err) {
+			err = errNoUser()
+		}
+		if err != nil {
+			return User{}, err
+		}
+	}
+	// Invitations of other orgs do not count for an address that the rule gives to an org.
+	i, err := openInvitation(ctx, tx, "i.email", email, user.OrgID, now)
+	switch {
+	case err == nil:
 		user.OrgID, user.Roles = i.OrgID, i.Roles
 		_, err = tx.Exec(ctx, `UPDATE invitations SET ended_at = $2 WHERE id = $1`, i.ID, now)
-		return user, err
-	}
-	if !db.IsNoRows(err) {
-		return User{}, err
-	}
-	user.OrgID, err = db.Value[string](ctx, tx, `SELECT id FROM orgs WHERE slug = $1`, id.OrgSlug)
-	if db.IsNoRows(err) {
+	case !db.IsNoRows(err):
+	case user.OrgID == "":
 		err = errNoUser()
+	default:
+		err = nil
 	}
 	return user, err
 }

@@ -112,7 +112,7 @@ func RevokeInvitation(ctx context.Context, tx db.Tx, orgID, id string, now time.
 // OpenInvitation finds an invitation by its token. One that was accepted, revoked or expired, or whose maker is no
 // active user any more or may not make it now, is Unauthenticated alike.
 func OpenInvitation(ctx context.Context, tx db.Tx, token string, now time.Time) (Invitation, error) {
-	i, err := openInvitation(ctx, tx, "i.hash", hashToken(token), now)
+	i, err := openInvitation(ctx, tx, "i.hash", hashToken(token), "", now)
 	if db.IsNoRows(err) {
 		err = fault.New(fault.Unauthenticated, codeInvitationInvalid, "The invitation does not count: it was accepted or "+
 			"revoked, or its time is over. Ask for another one.", nil).Permanent()
@@ -120,13 +120,15 @@ func OpenInvitation(ctx context.Context, tx db.Tx, token string, now time.Time) 
 	return i, err
 }
 
-// openInvitation finds the newest invitation whose column has the value and that counts; the error is db.IsNoRows
-// without one.
-func openInvitation(ctx context.Context, tx db.Tx, column string, value any, now time.Time) (Invitation, error) {
+// openInvitation finds the newest invitation whose column has the value and that counts, of one org where orgID is not
+// empty; the error is db.IsNoRows without one.
+func openInvitation(ctx context.Context, tx db.Tx, column string, value any, orgID string, now time.Time,
+) (Invitation, error) {
 	open, err := db.Select(ctx, tx, pgx.RowToStructByPos[Invitation], `
 		SELECT `+invitationColumns+` JOIN users u ON u.id = i.invited_by
 		WHERE `+column+` = $1 AND i.ended_at IS NULL AND i.expires_at > $2 AND u.disabled_at IS NULL
-			AND u.removed_at IS NULL ORDER BY i.id DESC`, value, now)
+			AND u.removed_at IS NULL AND ($3::UUID IS NULL OR i.org_id = $3::UUID) ORDER BY i.id DESC`, value, now,
+		db.OrNull(orgID))
 	if err != nil {
 		return Invitation{}, err
 	}
