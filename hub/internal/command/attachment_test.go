@@ -101,7 +101,9 @@ func TestAnInstanceThatEndsByItselfEndsItsAttachments(t *testing.T) {
 	w := newWorld(t)
 	i, second := w.shared(), w.secondProject()
 	a := w.attached(second.ID, i)
-	require.NoError(t, periodic.Passes{DB: w.DB}.ReleaseUnpaid(t.Context(), i.Members[0].AllocationID, "unpaid", w.Now))
+	w.Tx(func(ctx context.Context, tx db.Tx) error {
+		return periodic.ReleaseUnpaid(ctx, tx, i.Members[0].AllocationID, "unpaid", w.Now)
+	})
 	require.Equal(t, lifecycle.Decommissioning, w.Get(i.ID).Lifecycle.Status)
 	require.Equal(t, []string{"apps.attachment.created", "apps.attachment.deleted"}, w.EventTypes(a.ID))
 	require.Equal(t, 1, w.Count(`SELECT count(*) FROM subjects WHERE id = $1 AND settled_at IS NOT NULL`, a.ID))
@@ -161,11 +163,13 @@ func TestAnAttachmentThatIsNotPaidEnds(t *testing.T) {
 	w := newWorld(t)
 	i, second := w.shared(), w.secondProject()
 	a := w.attached(second.ID, i)
-	require.NoError(t, periodic.Passes{DB: w.DB}.DetachUnpaid(t.Context(), a.ID, "unpaid", w.Now))
+	unpaid := func(ctx context.Context, tx db.Tx) error {
+		return periodic.DetachUnpaid(ctx, tx, a.ID, "unpaid", w.Now)
+	}
+	w.Tx(unpaid)
 	require.Equal(t, []string{"apps.attachment.created", "apps.attachment.deleted"}, w.EventTypes(a.ID))
 	require.Equal(t, lifecycle.Running, w.Get(i.ID).Lifecycle.Status)
-	require.NoError(t, periodic.Passes{DB: w.DB}.DetachUnpaid(t.Context(), a.ID, "again", w.Now),
-		"the pass that found it exhausted may come after its tenant's detachment")
+	w.Tx(unpaid) // the pass that found it exhausted may come after its tenant's detachment
 }
 
 // The finding about an attachment that could not be ended is resolved with its end, by the hub or by its tenant.
@@ -173,7 +177,11 @@ func TestAnUnpaidAttachmentThatEndsAfterAllLeavesNoFinding(t *testing.T) {
 	w := newWorld(t)
 	i, second := w.shared(), w.secondProject()
 	for _, end := range []func(id string) error{
-		func(id string) error { return periodic.Passes{DB: w.DB}.DetachUnpaid(t.Context(), id, "unpaid", w.Now) },
+		func(id string) error {
+			return db.WriteTx(t.Context(), w.DB, func(tx db.Tx) error {
+				return periodic.DetachUnpaid(t.Context(), tx, id, "unpaid", w.Now)
+			})
+		},
 		func(id string) error {
 			return w.Commands().DetachInstance(t.Context(), w.Meta("detach"), second.ID, i.ID, id)
 		},

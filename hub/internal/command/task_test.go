@@ -2,7 +2,6 @@ package command_test
 
 import (
 	"context"
-	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -112,8 +111,9 @@ func (w *world) runningCluster(members int) instance.Instance {
 func TestAnUnpaidAllocationEndsWithWhatAWorkerOperatesThere(t *testing.T) {
 	w := newWorld(t)
 	unpaid := func(i instance.Instance) {
-		passes := periodic.Passes{DB: w.DB, Log: slog.New(slog.DiscardHandler)}
-		require.NoError(t, passes.ReleaseUnpaid(t.Context(), i.Members[0].AllocationID, "corr", w.Now))
+		w.Tx(func(ctx context.Context, tx db.Tx) error {
+			return periodic.ReleaseUnpaid(ctx, tx, i.Members[0].AllocationID, "corr", w.Now)
+		})
 	}
 	running := w.runningCluster(2)
 	_, err := w.Commands().StopInstance(t.Context(), w.Meta("stop"), w.Project.ID, running.ID)

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/nodes"
+	"github.com/gpuaas/gpuaas/hub/internal/periodic"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -44,7 +45,9 @@ func TestEveryChangeOfAnInstanceSignalsItsWatchers(t *testing.T) {
 				command.RemoveNodeInput{Lost: true, Reason: "burnt"}))
 		},
 		"an unpaid allocation": func(w *world, i instance.Instance) {
-			require.NoError(w.T, w.passes().ReleaseUnpaid(w.T.Context(), i.Members[0].AllocationID, "corr", w.Now))
+			w.Tx(func(ctx context.Context, tx db.Tx) error {
+				return periodic.ReleaseUnpaid(ctx, tx, i.Members[0].AllocationID, "corr", w.Now)
+			})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

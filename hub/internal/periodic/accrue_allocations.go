@@ -84,14 +84,20 @@ func (p Passes) resolveCovered(ctx context.Context, done []*accrual, now time.Ti
 	return err
 }
 
-// releaseExhausted ends an exhausted allocation or attachment; where that fails, the next pass, which finds it
-// exhausted again, tries again.
+// releaseExhausted ends an exhausted allocation or attachment, unless credit has come since it was billed. Where that
+// fails, the next pass, which finds it exhausted again, tries again.
 func (p Passes) releaseExhausted(ctx context.Context, a *accrual, now time.Time) error {
-	end := p.ReleaseUnpaid
+	end, correlationID := ReleaseUnpaid, db.NewID()
 	if a.Kind == ledger.Attachment {
-		end = p.DetachUnpaid
+		end = DetachUnpaid
 	}
-	cause := end(ctx, a.ID, db.NewID(), now)
+	cause := db.WriteTx(ctx, p.DB, func(tx db.Tx) error {
+		still, err := ledger.AccrueAllocation(ctx, tx, a.ID, now)
+		if err != nil || !still.Exhausted {
+			return err
+		}
+		return end(ctx, tx, a.ID, correlationID, now)
+	})
 	if cause == nil || isTemporary(ctx, cause) {
 		return cause
 	}
@@ -131,30 +137,7 @@ func resourceOf(a *accrual) string {
 // ReleaseUnpaid ends an allocation whose wallet no longer covers it: its instances are decommissioned, and it is
 // released when the node has proved that. What it used beyond its hold would be written off. One that is ending already
 // stays as it is.
-func (p Passes) ReleaseUnpaid(ctx context.Context, allocationID, correlationID string, now time.Time) error {
-	return db.WriteTx(ctx, p.DB, func(tx db.Tx) error {
-		return releaseUnpaid(ctx, tx, allocationID, correlationID, now)
-	})
-}
-
-// DetachUnpaid ends an attachment whose wallet no longer covers it. One that has ended meanwhile stays ended.
-func (p Passes) DetachUnpaid(ctx context.Context, attachmentID, correlationID string, now time.Time) error {
-	return db.WriteTx(ctx, p.DB, func(tx db.Tx) error {
-		a, err := instance.GetAnyAttachment(ctx, tx, attachmentID)
-		if fault.Is(err, fault.NotFound) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if a, err = instance.Detach(ctx, tx, a, now); err != nil {
-			return err
-		}
-		return change.CompleteDetachment(ctx, tx, change.BySystem(correlationID, now), a)
-	})
-}
-
-func releaseUnpaid(ctx context.Context, tx db.Tx, allocationID, correlationID string, now time.Time) error {
+func ReleaseUnpaid(ctx context.Context, tx db.Tx, allocationID, correlationID string, now time.Time) error {
 	by := change.BySystem(correlationID, now)
 	a, err := capacity.GetAny(ctx, tx, allocationID)
 	if err != nil || a.Status != capacity.Active {
@@ -180,4 +163,19 @@ func releaseUnpaid(ctx context.Context, tx db.Tx, allocationID, correlationID st
 	}
 	_, err = change.ReleaseAllocation(ctx, tx, by, a, 0)
 	return err
+}
+
+// DetachUnpaid ends an attachment whose wallet no longer covers it. One that has ended meanwhile stays ended.
+func DetachUnpaid(ctx context.Context, tx db.Tx, attachmentID, correlationID string, now time.Time) error {
+	a, err := instance.GetAnyAttachment(ctx, tx, attachmentID)
+	if fault.Is(err, fault.NotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if a, err = instance.Detach(ctx, tx, a, now); err != nil {
+		return err
+	}
+	return change.CompleteDetachment(ctx, tx, change.BySystem(correlationID, now), a)
 }

@@ -1,11 +1,6 @@
 package periodic
 
-import (
-	"context"
-	"time"
-
-	"github.com/gpuaas/gpuaas/hub/internal/db"
-)
+import "github.com/gpuaas/gpuaas/hub/internal/db"
 
 // PassPageRows is how many rows one listing of a pass has.
 const PassPageRows = passPageRows
@@ -20,9 +15,4 @@ func (c *RenewLeases) WithPages(rows int) *RenewLeases {
 func (c *DeleteOld) WithBatches(rows, instances int, observe func(db.Tx) db.Tx) *DeleteOld {
 	c.batchRows, c.batchInstances, c.observe = rows, instances, observe
 	return c
-}
-
-// ReleaseUnpaid releases an allocation in the caller's transaction.
-func ReleaseUnpaid(ctx context.Context, tx db.Tx, allocationID, correlationID string, now time.Time) error {
-	return releaseUnpaid(ctx, tx, allocationID, correlationID, now)
 }
