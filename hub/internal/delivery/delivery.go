@@ -218,7 +218,7 @@ func (s *sender) deliver(ctx context.Context, e event.Numbered) error {
 			continue
 		}
 		if w.NextTryAt != nil && !waited {
-			if !s.wait(ctx, w.NextTryAt.Sub(s.Now())) {
+			if !s.wait(ctx, untilTry(*w.NextTryAt, s.Now())) {
 				return ctx.Err()
 			}
 			if err := s.replay(ctx); err != nil {
@@ -288,6 +288,9 @@ func (d *Deliverer) pauseAfter(tries int) time.Duration {
 	}
 	return min(firstPause<<min(tries, 20), maxPause)
 }
+
+// untilTry is how long to wait for the next try: no longer than a pause, also where the clock was set back since.
+func untilTry(at, now time.Time) time.Duration { return min(at.Sub(now), maxPause) }
 
 // replay sends the dead letters that are to be sent once more.
 func (s *sender) replay(ctx context.Context) error {

@@ -189,3 +189,10 @@ func TestPausesDoubleUpToTenMinutes(t *testing.T) {
 		320 * time.Second, 10 * time.Minute, 10 * time.Minute,
 	}, pauses)
 }
+
+// A clock that is set back by a day makes nobody wait for a day.
+func TestAPauseEndsThoughTheClockIsSetBack(t *testing.T) {
+	at := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+	require.Equal(t, 5*time.Second, untilTry(at, at.Add(-5*time.Second)))
+	require.Equal(t, 10*time.Minute, untilTry(at, at.Add(-24*time.Hour)))
+}
