@@ -135,6 +135,13 @@ func badSyntax() map[string]badDocument {
 		"duplicate key": {swap("slug: jupyter", "slug: jupyter\n  slug: other"), fault.Malformed, "/app/slug"},
 		"unknown key":   {swap("slug: jupyter", "slug: jupyter\n  slgu: "+secret), fault.Malformed, "/app/slgu"},
 		"missing key":   {swap("  slug: jupyter\n", ""), fault.Malformed, "/app/slug"},
+		"U+0000 in a text": {
+			swap("Notebooks in the browser.", `"\0`+secret+`"`), fault.Malformed, "/app/description",
+		},
+		"U+0000 in a key": {
+			swap("verbose: {type: boolean}", `"\0`+secret+`": {type: boolean}`), fault.Malformed,
+			"/version/parameters/properties",
+		},
 		"wrong type": {
 			swap("pids_max: 512", "pids_max: "+secret), fault.Malformed,
 			"/version/runtime_profile/resources/pids_max",
@@ -269,7 +276,7 @@ func badDeclarations() map[string]badDocument {
 			"threads: {type: array}"), fault.Unprocessable, "/version/runtime_profile/env/1/parameter"},
 		"NUL in a variable": {
 			swap("value: /home/app}", `value: "a\0b"}`), fault.Malformed,
-			"/version/runtime_profile/env/0",
+			"/version/runtime_profile/env/0/value",
 		},
 		"other backend": {
 			swap("runtime_backend: launchable_oci", "runtime_backend: slurm"), fault.Unprocessable,

@@ -256,6 +256,9 @@ func mappingValue(n *yaml.Node, pointer string, depth int) (any, error) {
 		if key.Kind != yaml.ScalarNode || key.ShortTag() != "!!str" || key.Anchor != "" {
 			return nil, malformed(pointer, "keys must be plain strings", "")
 		}
+		if strings.ContainsRune(key.Value, 0) {
+			return nil, malformed(pointer, "has a key with the character U+0000", "")
+		}
 		child := pointer + "/" + escapePointer(key.Value)
 		if _, twice := out[key.Value]; twice {
 			return nil, malformed(child, "this key stands twice", "")
@@ -272,6 +275,9 @@ func mappingValue(n *yaml.Node, pointer string, depth int) (any, error) {
 func scalarValue(n *yaml.Node, pointer string) (any, error) {
 	switch n.ShortTag() {
 	case "!!str", "!!timestamp":
+		if strings.ContainsRune(n.Value, 0) {
+			return nil, malformed(pointer, "must not contain the character U+0000", "")
+		}
 		return n.Value, nil
 	case "!!null":
 		return nil, nil
