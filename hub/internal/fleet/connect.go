@@ -34,6 +34,8 @@ type ConnectResult struct {
 	StoreBehind bool
 	// WasUnreachable: the node counted as unreachable until this hello.
 	WasUnreachable bool
+	// Renamed: the node gives itself another hostname than before.
+	Renamed bool
 	// Refused is why the node gets no session; then no other field is set.
 	Refused error
 }
@@ -121,6 +123,7 @@ func (n Node) evaluateHello(c Connection) ConnectResult {
 			h.GetLastSegment(), c.PostedSegment, suspects),
 		// A quarantined node stays unreachable for tenants.
 		WasUnreachable: !n.Reachable && !n.IsQuarantined(),
+		Renamed:        n.Hostname != after.Hostname,
 	}
 }
 

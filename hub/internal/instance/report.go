@@ -117,6 +117,14 @@ func SetReachable(ctx context.Context, tx db.Tx, nodeID string, reachable bool, 
 	return recomputeAll(ctx, tx, changed, nil, now)
 }
 
+// NodeRenamed records that a node's hostname, which the endpoints of its instances are shown with, is another: what was
+// read of them before is outdated.
+func NodeRenamed(ctx context.Context, tx db.Tx, nodeID string, now time.Time) error {
+	_, err := tx.Exec(ctx, `UPDATE app_instances SET updated_at = $2
+		WHERE id IN (SELECT instance_id FROM instance_members WHERE node_id = $1)`, nodeID, now)
+	return err
+}
+
 // MarkLost ends the members of a node that is gone for good, without proof: they fail with node_lost, and so does an
 // instance without other members. An instance that was being decommissioned becomes decommissioned, with that reason.
 func MarkLost(ctx context.Context, tx db.Tx, nodeID string, now time.Time) ([]Change, error) {

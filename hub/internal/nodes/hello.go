@@ -163,6 +163,11 @@ func applyHellos(ctx context.Context, tx db.Tx, requests []*request, accepted []
 				return err
 			}
 		}
+		if out[n].Renamed {
+			if err := instance.NodeRenamed(ctx, tx, id, now); err != nil {
+				return err
+			}
+		}
 		resync := out[n].Node.Resync.Status
 		if resync != fleet.InSync {
 			sealed := min(requests[n].hello.GetLastSegment(), maxNumber)

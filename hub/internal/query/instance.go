@@ -69,7 +69,7 @@ func (s *Service) pulls(members []instance.Member) map[string]*protocol.ImagePul
 }
 
 // readInstance reads what it can in one round trip: what the instance costs, too, which the caller gets only where it
-// may read the instance. Where the instance is as it was read last, that is all, and its version and names of nodes.
+// may read the instance. Where the instance is as it was read last, that is all, and its version.
 func (s *Service) readInstance(ctx context.Context, tx db.Tx, p iam.Principal, projectID, id string) (Instance, error) {
 	var (
 		out     Instance
@@ -86,11 +86,6 @@ func (s *Service) readInstance(ctx context.Context, tx db.Tx, p iam.Principal, p
 		return err
 	}, func(tx db.Tx) (err error) {
 		out.Cost, err = ledger.CostOf(ctx, tx, id)
-		return err
-	}, func(tx db.Tx) (err error) {
-		if known {
-			out.Hostnames, err = hostnames(ctx, tx, cached)
-		}
 		return err
 	})
 	if err == nil && known && !cached.has(version) {
@@ -116,18 +111,23 @@ func (s *Service) readInstance(ctx context.Context, tx db.Tx, p iam.Principal, p
 		if cached.services, err = instance.Topology(ctx, tx, i); err != nil {
 			return Instance{}, err
 		}
-		if out.Hostnames, err = hostnames(ctx, tx, cached); err != nil {
+		if cached.hostnames, err = hostnames(ctx, tx, i.Members); err != nil {
 			return Instance{}, err
 		}
 		s.Cache.keep(cached)
 	}
-	out.Instance, out.Services = i, cached.services
+	out.Instance, out.Services, out.Hostnames = i, cached.services, cached.hostnames
 	return out, nil
 }
 
-// hostnames returns the names of the nodes on which an instance has endpoints.
-func hostnames(ctx context.Context, tx db.Tx, i cachedInstance) (map[string]string, error) {
-	nodes := i.nodes()
+// hostnames returns the names of the nodes of the members with endpoints.
+func hostnames(ctx context.Context, tx db.Tx, members []instance.Member) (map[string]string, error) {
+	var nodes []string
+	for _, m := range members {
+		if len(m.Endpoints) > 0 {
+			nodes = append(nodes, m.NodeID)
+		}
+	}
 	if len(nodes) == 0 {
 		return nil, nil
 	}

@@ -23,6 +23,8 @@ type InstanceCache struct {
 type cachedInstance struct {
 	instance instance.Instance
 	services map[string][]*protocol.Service
+	// hostnames are those of Instance. A node that is renamed makes its instances newer.
+	hostnames map[string]string
 }
 
 // NewInstanceCache makes an empty cache.
@@ -49,14 +51,4 @@ func (r *InstanceCache) keep(i cachedInstance) {
 
 func (i cachedInstance) has(v instance.Version) bool {
 	return i.instance.ResourceVersion == v.No && i.instance.UpdatedAt.Equal(v.UpdatedAt)
-}
-
-// nodes are those of the members with endpoints.
-func (i cachedInstance) nodes() (ids []string) {
-	for _, m := range i.instance.Members {
-		if len(m.Endpoints) > 0 {
-			ids = append(ids, m.NodeID)
-		}
-	}
-	return ids
 }

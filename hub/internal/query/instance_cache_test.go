@@ -58,6 +58,9 @@ func TestACachedInstanceIsReadAsItIs(t *testing.T) {
 	r.Report(1, with)
 	require.NotEmpty(t, r.read(i.ID).Members[0].Endpoints)
 	r.Exec(`UPDATE nodes SET hostname = 'renamed' WHERE id = $1`, r.Node)
+	r.Tx(func(ctx context.Context, tx db.Tx) error {
+		return instance.NodeRenamed(ctx, tx, r.Node, r.Now.Add(time.Second))
+	})
 	require.Equal(t, map[string]string{r.Node: "renamed"}, r.read(i.ID).Hostnames)
 
 	for _, reachable := range []bool{false, true} {
