@@ -187,8 +187,3 @@ func waitGone(pid int) error {
 	}
 	return errors.New("the process does not end")
 }
-
-func median(all []time.Duration) time.Duration {
-	slices.Sort(all)
-	return all[len(all)/2]
-}
