@@ -146,7 +146,7 @@ func endsByItself(kind Kind) bool {
 }
 
 // settleWithin bounds how long Left waits for the kernel, which removes network namespaces and cgroups in its own time.
-const settleWithin = 15 * time.Second
+const settleWithin = 30 * time.Second
 
 // Guard takes a snapshot now and one after the test's clean-ups, and fails the test if they differ. Call it first:
 // clean-ups run in reverse order.
