@@ -391,6 +391,7 @@ func TestTheAgentReportsMisconfigurationsAndChangesNothing(t *testing.T) {
 	expired, err := scenario.JoinToken(w.Ctx, w.Admin())
 	require.NoError(t, err)
 	expire(w, expired)
+	awaitAccepted(w, running.Ready.NodeID)
 
 	for _, c := range append(machineCases(w), enrollmentCases(running, string(usedToken), expired)...) {
 		t.Run(c.name, func(t *testing.T) {
@@ -414,6 +415,21 @@ func TestTheAgentReportsMisconfigurationsAndChangesNothing(t *testing.T) {
 	})
 	w.AwaitOnline(a.Ready.NodeID)
 	require.NotEqual(t, running.Ready.NodeID, a.Ready.NodeID)
+}
+
+// awaitAccepted waits until the hub has recorded that the node accepted its newest state: what it changes of the node
+// last.
+func awaitAccepted(w *harness.Testbed, nodeID string) {
+	w.T.Helper()
+	db := w.Database()
+	w.Eventually("the node has accepted its newest state", func() error {
+		var accepted bool
+		err := db.QueryRow(w.Ctx, `SELECT (n.accepted_epoch, n.accepted_generation) = (s.epoch, s.generation)
+			FROM nodes n JOIN node_states s ON s.node_id = n.id WHERE n.id = $1
+			ORDER BY s.epoch DESC, s.generation DESC LIMIT 1`, nodeID).Scan(&accepted)
+		return harness.Pending(err, accepted)
+	})
+	require.NoError(w.T, db.Close(w.Ctx))
 }
 
 // expire sets the end of a join token into the past.
