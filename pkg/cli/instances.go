@@ -3,7 +3,6 @@ package cli
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -253,35 +252,6 @@ func (s *session) latestVersion(ctx context.Context, slug string) (string, error
 	}
 	return "", &client.Problem{Status: 404, Code: "not_found", Detail: fmt.Sprintf("There is no app %q with an active "+
 		"version; gpuaas apps list shows what there is.", slug)}
-}
-
-// parameters merges a JSON file with NAME=VALUE pairs, which win.
-func parameters(stdin io.Reader, path string, pairs []string) (map[string]any, error) {
-	var out map[string]any
-	if path != "" {
-		text, err := readInput(stdin, path)
-		if err != nil {
-			return nil, usage(err)
-		}
-		if err := json.Unmarshal(text, &out); err != nil {
-			return nil, usage(fmt.Errorf("%s is not a JSON object", path))
-		}
-	}
-	for _, pair := range pairs {
-		name, text, ok := strings.Cut(pair, "=")
-		if !ok || name == "" {
-			return nil, usage(errors.New("--param must look like NAME=VALUE"))
-		}
-		if out == nil {
-			out = map[string]any{}
-		}
-		var value any
-		if json.Unmarshal([]byte(text), &value) != nil {
-			value = text
-		}
-		out[name] = value
-	}
-	return out, nil
 }
 
 // waitFor watches an instance and says each change.

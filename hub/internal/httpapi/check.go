@@ -111,7 +111,10 @@ func checkBody(r *http.Request, o *operation, body []byte) ([]fault.Field, error
 		return nil, fault.New(fault.Malformed, codeBodyNotJSON, "The body is not JSON.", err).WithField("",
 			"is not JSON").Permanent()
 	}
-	return schemaFields("", o.body.Validate(value)), nil
+	if fields := schemaFields("", o.body.Validate(value)); len(fields) > 0 {
+		return fields, nil
+	}
+	return rounded("", value), nil
 }
 
 // mediaOf is the media type of a body; empty where it is not in UTF-8, or not said.

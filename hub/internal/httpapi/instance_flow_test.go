@@ -267,6 +267,10 @@ func TestInstancesOverREST(t *testing.T) {
 	require.Contains(t, got.raw, `"port_forward":"gpuaas port-forward `+i.ID+` http --project `+projectID+`"`)
 	require.Contains(t, got.raw, `"ssh_tunnel":"ssh -N -L 20000:127.0.0.1:20000 n1"`)
 	require.Contains(t, got.raw, `"reason":"not_supported_by_app"`)
+	long := s.ask(t, boss, "POST", path, "long", `{"app_slug":"demo","version":"1.0.0","display_name":"d",`+
+		`"parameters":{"seeds":[1,9007199254740993]}}`)
+	require.Equal(t, 400, long.status, long.raw)
+	require.Contains(t, long.raw, `"pointer":"/parameters/seeds/1"`, "the app would get another number")
 	require.Len(t, items(s.must(t, boss, "GET", path+"?status=running&app_slug=demo", "", "", 200)), 1)
 	require.Empty(t, items(s.must(t, boss, "GET", path+"?status=failed", "", "", 200)))
 

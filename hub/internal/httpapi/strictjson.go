@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -150,6 +152,30 @@ func isSaneNumber(n string) bool {
 	}
 	_, err := strconv.ParseFloat(n, 64)
 	return err == nil
+}
+
+// rounded lists the whole numbers that a float64 does not hold exactly: programs that read JSON, among them apps that
+// read their parameters and config, would take another number.
+func rounded(at string, value any) (fields []fault.Field) {
+	switch v := value.(type) {
+	case map[string]any:
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			fields = append(fields, rounded(at+"/"+escapePointer(key), v[key])...)
+		}
+	case []any:
+		for i, item := range v {
+			fields = append(fields, rounded(at+"/"+strconv.Itoa(i), item)...)
+		}
+	case json.Number:
+		f, _ := v.Float64()
+		if !strings.ContainsAny(v.String(), ".eE") && strconv.FormatFloat(f, 'f', -1, 64) != v.String() {
+			fields = []fault.Field{{
+				Pointer: at, Reason: "is a whole number that is not kept exactly",
+				Hint: "use one from -2^53 to 2^53, or a string",
+			}}
+		}
+	}
+	return fields
 }
 
 //nolint:gochecknoglobals // a constant that is slow to make

@@ -30,6 +30,18 @@ func TestStrictJSONNamesThePlace(t *testing.T) {
 	}
 }
 
+func TestWholeNumbersThatWouldBeRoundedAreNamed(t *testing.T) {
+	for text, want := range map[string]bool{
+		"0": false, "-0": false, "9007199254740992": false, "-9007199254740992": false, "1000000000000000000000": false,
+		"0.1": false, "1e20": false, "1.5e300": false,
+		"9007199254740993": true, "-9007199254740993": true, "18446744073709551615": true, "1152921504606846976": true,
+	} {
+		fields := rounded("/at", []any{json.Number("1"), map[string]any{"a/b": json.Number(text)}})
+		require.Equal(t, want, len(fields) == 1 && fields[0].Pointer == "/at/1/a~1b", text)
+		require.Len(t, fields, map[bool]int{true: 1}[want], text)
+	}
+}
+
 func TestRawNewlineGetsAHint(t *testing.T) {
 	f := strictJSON([]byte("{\"private_key_pem\": \"-----BEGIN\nKEY\"}"))
 	require.NotNil(t, f)
