@@ -334,7 +334,7 @@ func TestStorageFailureIsToldAndLogged(t *testing.T) {
 }
 
 // Each repository of a token request costs the hub two statements: it checks few, and grants no more than it has
-// checked.
+// checked. Of a name that no repository has, it asks nobody.
 func TestATokenRequestAsksForFewRepositories(t *testing.T) {
 	var asked []string
 	b := newBench(t, func(c *artifact.RegistryConfig) {
@@ -343,7 +343,7 @@ func TestATokenRequestAsksForFewRepositories(t *testing.T) {
 			return nil
 		}
 	})
-	var scopes []string
+	scopes := []string{"repository:org/\x00/demo/r:pull", "repository:org/\xff/demo/r:pull"}
 	for n := range 16 {
 		scopes = append(scopes, fmt.Sprintf("repository:org/acme/demo/r%d:pull", n))
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/distribution/reference"
 	"github.com/golang-jwt/jwt/v5"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -135,6 +136,9 @@ func readTokenRequest(w http.ResponseWriter, r *http.Request) (tokenRequest, err
 		at := strings.LastIndexByte(rest, ':')
 		if kind != "repository" || at < 0 || len(t.wanted) == maxScopes {
 			continue
+		}
+		if _, err := reference.WithName(rest[:at]); err != nil {
+			continue // no repository has this name
 		}
 		t.wanted = append(t.wanted, grant{rest[:at], strings.Split(rest[at+1:], ",")})
 	}

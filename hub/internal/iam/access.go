@@ -312,8 +312,8 @@ func checkAssertion(ctx context.Context, tx db.Tx, proof Proof, public ed25519.P
 		return wrongProof(errors.New("assertion without iat"))
 	case claims.ExpiresAt.Sub(claims.IssuedAt.Time) > maxAssertionLife:
 		return wrongProof(errors.New("assertion lives too long"))
-	case claims.ID == "" || len(claims.ID) > maxJTI:
-		return wrongProof(errors.New("assertion without a jti of at most 128 bytes"))
+	case claims.ID == "" || len(claims.ID) > maxJTI || strings.ContainsRune(claims.ID, 0):
+		return wrongProof(errors.New("assertion without a jti of at most 128 bytes and no U+0000"))
 	}
 	if _, err := tx.Exec(ctx, `DELETE FROM service_account_assertions WHERE service_account_id = $1 AND expires_at < $2`,
 		proof.ServiceAccountID, now); err != nil {

@@ -35,8 +35,7 @@ func TestAssertionIsUsedOnceAndOnlyAsIntended(t *testing.T) {
 	}
 	sign := func(claims jwt.Claims, key ed25519.PrivateKey, kid, typ string) iam.Proof {
 		tok := jwt.NewWithClaims(jwt.SigningMethodEdDSA, claims)
-		tok.Header["kid"] = kid
-		tok.Header["typ"] = typ
+		tok.Header["kid"], tok.Header["typ"] = kid, typ
 		text, err := tok.SignedString(key)
 		require.NoError(t, err)
 		return iam.Proof{ServiceAccountID: w.sa.ID, Assertion: text}
@@ -75,6 +74,7 @@ func TestAssertionIsUsedOnceAndOnlyAsIntended(t *testing.T) {
 		},
 		"no jti":   func(c *jwt.RegisteredClaims) { c.ID = "" },
 		"huge jti": func(c *jwt.RegisteredClaims) { c.ID = strings.Repeat("x", 129) },
+		"zero jti": func(c *jwt.RegisteredClaims) { c.ID = "a\x00b" }, // a text that the database cannot hold
 	} {
 		c := good()
 		change(&c)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -50,7 +51,7 @@ func parseHourCursor(text string) (c hourCursor, err error) {
 	if err == nil {
 		err = json.Unmarshal(raw, &c)
 	}
-	if err != nil || !db.IsID(c.SubjectID) || !db.IsID(c.PriceID) {
+	if err != nil || !db.IsID(c.SubjectID) || !db.IsID(c.PriceID) || strings.ContainsRune(c.Meter, 0) {
 		return c, fault.CursorInvalid()
 	}
 	return c, nil

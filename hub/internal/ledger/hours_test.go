@@ -2,6 +2,7 @@ package ledger_test
 
 import (
 	"context"
+	"encoding/base64"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -149,11 +150,14 @@ func TestHoursAreListedByPages(t *testing.T) {
 	late := list(ledger.Filter{OrgID: w.org, From: noon.Add(time.Hour), Limit: 200})
 	require.Equal(t, rows, append(late, early...))
 	require.Empty(t, list(ledger.Filter{OrgID: db.NewID(), Limit: 9}))
-	_, err := run(w, func(ctx context.Context, tx db.Tx) ([]ledger.UsageHour, error) {
-		rows, _, err := ledger.ListHours(ctx, tx, ledger.Filter{Before: "nonsense"})
-		return rows, err
-	})
-	require.Equal(t, "cursor_invalid", faultCode(err))
+	noText := `{"h":"2026-01-01T00:00:00Z","s":"` + db.NewID() + `","m":"\u0000","p":"` + db.NewID() + `"}`
+	for _, cursor := range []string{"nonsense", base64.RawURLEncoding.EncodeToString([]byte(noText))} {
+		_, err := run(w, func(ctx context.Context, tx db.Tx) ([]ledger.UsageHour, error) {
+			rows, _, err := ledger.ListHours(ctx, tx, ledger.Filter{Before: cursor})
+			return rows, err
+		})
+		require.Equal(t, "cursor_invalid", faultCode(err))
+	}
 }
 
 // A range that ends within an hour has all of that hour, also of what was opened later in it.
