@@ -178,6 +178,31 @@ func TestAReplayThatIsAnswered410DisablesTheWebhook(t *testing.T) {
 	require.False(t, letters[0].Replaying)
 }
 
+// Only the time since the last delivery counts against a webhook.
+func TestADeliveryEndsTheTimeOfFailing(t *testing.T) {
+	h := newHouse(t)
+	tries := 0
+	e := listen(t, func(w http.ResponseWriter, _ request) {
+		if tries++; tries%2 == 1 {
+			w.WriteHeader(http.StatusInternalServerError)
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	})
+	made := h.create(webhook.Webhook{URL: e.URL, Types: []string{"apps.environment"}})
+	h.number()
+	defer h.start(e)()
+	for _, subject := range []string{"a", "b"} {
+		h.happen("apps.environment.removed", subject)
+		w := h.until(made.Webhook.ID, func(w webhook.Webhook) bool {
+			return w.Status == webhook.Disabled || w.DeliveredAt != nil && w.DeliveredAt.Equal(h.now())
+		})
+		require.Equal(t, webhook.Active, w.Status)
+		require.Nil(t, w.FailingSince)
+		h.pass(disableAfter)
+	}
+}
+
 // The pauses of the ten tries, which take about half an hour.
 func TestPausesDoubleUpToTenMinutes(t *testing.T) {
 	var pauses []time.Duration

@@ -162,3 +162,16 @@ func TestAHubWithoutAnIdentityProviderSaysSo(t *testing.T) {
 	answer := h.must(t, "", "POST", "/auth/oidc/device", "", "", 503)
 	require.Equal(t, "identity_provider_unavailable", answer.text("code"))
 }
+
+// User information about another person does not count.
+func TestUserInformationAboutAnotherLetsNobodyIn(t *testing.T) {
+	p := oidctest.NewForBrowsers(t)
+	h := newHouseWith(t, identityOf(p, nil))
+	orgID, _, boss := h.tenant(t, "acme")
+	h.invite(t, boss, orgID, "bob@acme.example", "")
+	p.InformAbout("bob")
+	refused := h.loginAtProvider(t, p, "ada")
+	require.Equal(t, 401, refused.status, refused.raw)
+	require.Equal(t, "identity_refused", refused.text("code"))
+	require.Equal(t, 200, h.loginAtProvider(t, p, "bob").status)
+}

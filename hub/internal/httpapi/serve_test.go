@@ -299,3 +299,26 @@ func TestAConnectionBeyondTheLimitIsClosed(t *testing.T) {
 	require.ErrorIs(t, err, net.ErrClosed)
 	require.True(t, c.closed)
 }
+
+// Connections that were never shown a credential make room for others, whatever was asked on them.
+func TestOnlyACredentialProvesAConnection(t *testing.T) {
+	h := newHouse(t)
+	l := newCappedListener(nil, connLimits{address: 9, prefix: 9, total: 9}, slog.New(slog.DiscardHandler))
+	for _, ask := range []struct {
+		path, bearer string
+		status       int
+		proven       bool
+	}{{"/healthz", "", 200, false}, {"/auth/whoami", "nobody's", 401, false}, {"/auth/whoami", h.admin, 200, true}} {
+		c := &cappedConn{Conn: &conn{from: "192.0.2.1"}, listener: l}
+		_, ok := l.enter(c, "192.0.2.1")
+		require.True(t, ok)
+		r := httptest.NewRequest(http.MethodGet, "/api/v1"+ask.path, nil)
+		if ask.bearer != "" {
+			r.Header.Set("Authorization", "Bearer "+ask.bearer)
+		}
+		w := httptest.NewRecorder()
+		h.unchecked.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), connKey{}, c)))
+		require.Equal(t, ask.status, w.Code, ask.path)
+		require.Equal(t, ask.proven, c.proven.Load(), ask.path)
+	}
+}

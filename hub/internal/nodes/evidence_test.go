@@ -160,3 +160,32 @@ func TestSlotIsNotEmptiedBeforeAllOfItIsArchived(t *testing.T) {
 	require.NoError(t, pass.RotateUsage(t.Context(), h.Now()))
 	require.Equal(t, 3, hubtest.Count(h, `SELECT sum(segments)::INT8 FROM usage_archive`))
 }
+
+// What is packed, and dropped from its slot, while an export runs is in it.
+func TestAnExportHasWhatIsPackedMeanwhile(t *testing.T) {
+	h := hubtest.New(t)
+	n := h.Enroll()
+	stream := n.Connect(hubtest.Hello("i1")).OpenUsage()
+	beginSlot(h)
+	for _, env := range n.Seal("i1", nil, nil) {
+		require.Empty(t, hubtest.Upload(t, stream, env).GetNackReason())
+		h.Advance(4 * time.Hour)
+		rotate(h)
+	}
+	var numbers []uint64
+	export := query.ExportSegments{DB: h.DB, Emit: func(s ledger.SignedSegment) error {
+		if numbers = append(numbers, s.Number); len(numbers) > 1 {
+			return nil
+		}
+		for range 6 {
+			h.Advance(4 * time.Hour)
+			rotate(h)
+		}
+		return nil
+	}}
+	require.NoError(t, export.Do(t.Context(), n.ID, time.Time{}, h.Now()))
+	require.Equal(t, []uint64{1, 2}, numbers)
+	for k := range 8 {
+		require.Zero(t, hubtest.Count(h, fmt.Sprintf(`SELECT count(*) FROM usage_segments_%d`, k)))
+	}
+}

@@ -53,3 +53,12 @@ func TestLaw10EventsOfUsersOfNoOrgAreForPlatformAdminsAlone(t *testing.T) {
 		require.True(t, r.MaySee(event.Event{Type: of}), of)
 	}
 }
+
+// What belongs to no org is no org's: its webhooks leave it out, also those of an owner who may see it.
+func TestAReaderOfAnOrgReadsItsEventsAlone(t *testing.T) {
+	org := db.NewID()
+	r := &EventReader{filter: EventFilter{OrgID: org}}
+	for of, want := range map[string]bool{org: true, db.NewID(): false, "": false} {
+		require.Equal(t, want, r.wants(event.Event{Type: "fleet.node.online", OrgID: of}), of)
+	}
+}

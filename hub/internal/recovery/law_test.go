@@ -370,3 +370,44 @@ func TestLaw16ABundleThatIsNotInTheBackupIsAFinding(t *testing.T) {
 		})
 	}
 }
+
+// Usage of what was made after the backup waits for the node's state: before, the restored hub does not know whose it
+// is. It is billed, though it is older than the adoption.
+func TestLaw16UsageOfAMemberMadeAfterTheBackupIsBilled(t *testing.T) {
+	lo := loseHub(t)
+	made := lo.launch()
+	member := made.Members[0].ID
+	leases := hubtest.Tx(lo.h, func(ctx context.Context, tx db.Tx) ([]*protocol.Lease, error) {
+		return ledger.LeasesFor(ctx, tx, lo.n.ID)
+	})
+	lease := leases[slices.IndexFunc(leases, func(l *protocol.Lease) bool { return l.GetMemberId() == member })]
+	segments := lo.n.Seal("i1", []*protocol.UsageRecord{
+		hubtest.SessionSeconds(member, lease, lo.h.Now().Truncate(time.Microsecond), 1),
+	})
+	again := lo.restore()
+
+	hello := holds("i1", lo.state, lo.upload.GetState())
+	hello.LastSegment = 1
+	l := lo.n.Connect(hello)
+	stream, posted := l.OpenUsage(), make(chan uint64, 1)
+	require.NoError(t, stream.Send(&protocol.UsageUpload{Segment: segments[0]}))
+	go func() {
+		ack := &protocol.UsageAck{}
+		_ = stream.Receive(ack, protocol.MaxControlBytes)
+		posted <- ack.GetPostedSegment()
+	}()
+	for range 10 {
+		l.ReportState(lo.state, hubtest.Ready(lo.kept), hubtest.Ready(made)) // time in which the usage is not taken in
+	}
+	select {
+	case <-posted:
+		require.FailNow(t, "the hub took usage in before it knew the member")
+	default:
+	}
+	l.UploadState(lo.upload)
+	takeBundle(t, lo.n, l)
+	require.EqualValues(t, 1, <-posted)
+	require.Equal(t, 1, hubtest.Count(again, `SELECT coalesce(sum(extract(epoch FROM to_at - from_at)), 0)::INT
+		FROM usage_coverage WHERE subject_id = $1`, member), "one second")
+	requireBalanced(t, again)
+}

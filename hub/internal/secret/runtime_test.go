@@ -195,3 +195,20 @@ func TestAnIdentityIsDueFromItsTimeOn(t *testing.T) {
 		}))
 	}
 }
+
+// Write access to the database is not enough to restore an earlier value of a secret, such as one that was revoked.
+func TestASealedValueIsOfOneVersionOfItsSecret(t *testing.T) {
+	kek, err := secret.NewKEK([]byte("0123456789abcdef0123456789abcdef"))
+	require.NoError(t, err)
+	sealer, s := secret.NewSealer(kek), newSecret("key")
+	sealed, err := sealer.Seal([]byte("old"), s.AAD())
+	require.NoError(t, err)
+	_, err = sealer.Open(sealed, s.AAD())
+	require.NoError(t, err)
+	next, other := s, newSecret("key")
+	next.Version++
+	for _, of := range []secret.Secret{next, other} {
+		_, err := sealer.Open(sealed, of.AAD())
+		require.Error(t, err)
+	}
+}

@@ -3,6 +3,7 @@ package oidctest
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/cookiejar"
@@ -43,11 +44,15 @@ type Provider struct {
 	Storage *storage.Storage
 	client  *http.Client
 	repeats atomic.Bool
+	about   atomic.Pointer[string]
 }
 
 // RepeatTokens has the provider answer a repeated request for a token as it answered the first: a code counts once
 // otherwise, and a test could not repeat what comes after it.
 func (p *Provider) RepeatTokens() { p.repeats.Store(true) }
+
+// InformAbout has the provider answer requests for user information about this person, also when another has logged in.
+func (p *Provider) InformAbout(name string) { p.about.Store(&name) }
 
 // NewForBrowsers starts a provider whose client logs in with a browser.
 func NewForBrowsers(t *testing.T) *Provider {
@@ -74,7 +79,8 @@ func start(t *testing.T, client *storage.Client) *Provider {
 	server := httptest.NewUnstartedServer(nil)
 	p.URL = "http://" + server.Listener.Addr().String()
 	server.Config.Handler = &repeater{
-		Handler: exampleop.SetupServer(p.URL, p.Storage, nil, false, op.WithAllowInsecure()), repeat: p.repeats.Load,
+		Handler: p.informing(exampleop.SetupServer(p.URL, p.Storage, nil, false, op.WithAllowInsecure())),
+		repeat:  p.repeats.Load,
 	}
 	server.Start()
 	t.Cleanup(server.Close)
@@ -87,6 +93,19 @@ func start(t *testing.T, client *storage.Client) *Provider {
 		return nil
 	}}
 	return p
+}
+
+// informing answers requests for user information where InformAbout says of whom.
+func (p *Provider) informing(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name := p.about.Load()
+		if name == nil || r.URL.Path != "/userinfo" {
+			next.ServeHTTP(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = fmt.Fprintf(w, `{"sub":%[1]q,"email":"%[1]s@acme.example","email_verified":true}`, *name)
+	})
 }
 
 // Client returns the hub's side of the provider.
@@ -161,5 +180,5 @@ func (r *repeater) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		r.kept[string(body)] = answer
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(answer)
+	_, _ = w.Write(answer) //nolint:gosec // G705: JSON of the provider, for a test
 }
