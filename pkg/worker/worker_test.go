@@ -161,13 +161,32 @@ func TestACancelledTaskEndsItsHandlerAndIsReported(t *testing.T) {
 }
 
 func TestALostTaskEndsItsHandlerAndIsNotReported(t *testing.T) {
-	f := &fakeHub{heartbeat: client.Problem{Status: http.StatusConflict, Code: "task_fenced"}}
-	errs := runWorker(t, f, &worker.Worker{Lease: time.Second, Handle: func(ctx context.Context, _ worker.Task) error {
-		<-ctx.Done()
-		return nil
-	}})
-	require.Equal(t, []string{"claim"}, f.calls)
-	require.True(t, slices.ContainsFunc(errs, func(err error) bool { return errors.Is(err, worker.ErrLost) }))
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeHub{}
+		var refused, ended time.Time
+		hub := doer(func(r *http.Request) (*http.Response, error) {
+			if path.Base(r.URL.Path) == "heartbeat" {
+				if refused.IsZero() {
+					refused = time.Now()
+				}
+				return nil, &client.Problem{Status: http.StatusConflict, Code: "task_fenced"}
+			}
+			w := httptest.NewRecorder()
+			f.ServeHTTP(w, r)
+			return w.Result(), nil
+		})
+		lost := near(hub, func(ctx context.Context, _ worker.Task) error {
+			<-ctx.Done()
+			ended = time.Now()
+			return nil
+		})
+		var errs []error
+		lost.OnError = func(err error) { errs = append(errs, err) }
+		require.NoError(t, lost.Run(t.Context()))
+		require.Equal(t, []string{"claim"}, f.calls)
+		require.True(t, slices.ContainsFunc(errs, func(err error) bool { return errors.Is(err, worker.ErrLost) }))
+		require.Equal(t, refused, ended, "at once, not at the end of the lease")
+	})
 }
 
 // Once its lease has passed, another worker may have the task: one that the hub does not answer works on it no more.
