@@ -23,9 +23,11 @@ const (
 	// blockBytes and bytesPerInode are the geometry of each file system: they make the quota of inodes follow its size.
 	blockBytes    = 4096
 	bytesPerInode = 16384
-	// toolTimeout bounds the programs of e2fsprogs, which read and write little more than a file system's own blocks.
-	toolTimeout = 5 * time.Minute
-	copyBytes   = 1 << 20
+	// toolTimeout bounds the wait for a program of e2fsprogs. A check of many TiB takes long.
+	toolTimeout = time.Hour
+	// maxToolOutput bounds how much of its output an error has.
+	maxToolOutput = 64 << 10
+	copyBytes     = 1 << 20
 )
 
 // Check reports why this machine cannot have volumes.
@@ -66,23 +68,42 @@ func toolOn(ctx context.Context, image *os.File, name string, args ...string) er
 	return tool(ctx, image, name, append(args, image.Name())...)
 }
 
-// tool runs a program of e2fsprogs, which inherits the locked image if there is one.
+// tool runs a program of e2fsprogs, which inherits the locked image if there is one. Nothing kills it: an interrupted
+// resize damages the file system. The end of ctx ends only the wait.
 func tool(ctx context.Context, locked *os.File, name string, args ...string) error {
 	path, err := toolPath(name)
 	if err != nil {
 		return unsupported("apt-get install e2fsprogs", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, toolTimeout)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, path, args...)
+	// A program that outlives the agent would be ended by its next line of output if that went to a pipe of the agent.
+	memory, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	out := os.NewFile(uintptr(memory), name)
+	defer func() { _ = out.Close() }()
+	cmd := exec.Command(path, args...) //nolint:noctx // it outlives ctx
+	cmd.Stdout, cmd.Stderr = out, out
 	if locked != nil {
 		cmd.ExtraFiles = []*os.File{locked}
 	}
-	out, err := cmd.CombinedOutput()
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	ctx, cancel := context.WithTimeout(ctx, toolTimeout)
+	defer cancel()
+	select {
+	case err = <-ended:
+	case <-ctx.Done():
+		return fmt.Errorf("%s still runs: %w", name, ctx.Err())
+	}
 	exit, failed := errors.AsType[*exec.ExitError](err)
 	const repaired = 1 // of e2fsck
 	if err != nil && (!failed || name != "e2fsck" || exit.ExitCode() != repaired) {
-		return fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(string(out)))
+		said, _ := io.ReadAll(io.NewSectionReader(out, 0, maxToolOutput))
+		return fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(string(said)))
 	}
 	return nil
 }

@@ -49,6 +49,7 @@ func TestAProgramInheritsTheLockOfItsImage(t *testing.T) {
 for image; do :; done
 [ "$(readlink /proc/$$/fd/3)" = "$image" ] || { echo "descriptor 3 is not $image"; exit 9; }
 flock --nonblock "$image" true && { echo "$image is not locked"; exit 9; }
+case "$(readlink /proc/$$/fd/1)" in pipe:*) echo "its output is a pipe of the agent"; exit 9;; esac
 echo `+name+` >> `+dir+`/ran
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 exec `+name+` "$@"
@@ -64,4 +65,39 @@ exec `+name+` "$@"
 	ran, err := os.ReadFile(filepath.Join(dir, "ran"))
 	require.NoError(t, err)
 	require.Equal(t, "mkfs.ext4\ne2fsck\nresize2fs\n", string(ran))
+}
+
+// A stop of the agent leaves the program that enlarges a volume alone: cut off, it would leave a damaged file system.
+func TestAStopOfTheAgentDoesNotCutAProgramOff(t *testing.T) {
+	f := newFixture(t)
+	f.write(f.prepare(use(1)), "first")
+	require.NoError(t, f.v.Detach(t.Context(), "m1"))
+	dir, before := t.TempDir(), os.Getenv("PATH")
+	is := func(name string) bool {
+		_, err := os.Stat(filepath.Join(dir, name))
+		return err == nil
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "resize2fs"), []byte(`#!/bin/sh
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
+cd `+dir+`
+touch begun
+until [ -e go-on ]; do sleep 0.02; done
+resize2fs "$@" && touch done
+`), 0o700))
+	t.Setenv("PATH", dir+string(filepath.ListSeparator)+before)
+	larger := use(1)
+	larger.SizeBytes *= 2
+	ctx, stop := context.WithCancel(t.Context())
+	stopped := make(chan error, 1)
+	go func() {
+		_, err := f.v.Prepare(ctx, larger)
+		stopped <- err
+	}()
+	require.Eventually(t, func() bool { return is("begun") }, time.Minute, 10*time.Millisecond)
+	stop()
+	require.ErrorIs(t, <-stopped, context.Canceled)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "go-on"), nil, 0o600))
+	require.Eventually(t, func() bool { return is("done") }, time.Minute, 10*time.Millisecond)
+	t.Setenv("PATH", before)
+	f.requireContent(f.prepare(larger), "first")
 }

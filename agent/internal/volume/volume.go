@@ -303,8 +303,10 @@ func (v *Volumes) grow(ctx context.Context, id string, r *record, desiredBytes u
 	if err != nil {
 		return failed("grow", err)
 	}
-	err = errors.Join(toolOn(ctx, file, "e2fsck", "-f", "-p"), toolOn(ctx, file, "resize2fs"), file.Sync(), file.Close())
-	if err != nil {
+	if err = toolOn(ctx, file, "e2fsck", "-f", "-p"); err == nil {
+		err = toolOn(ctx, file, "resize2fs")
+	}
+	if err = errors.Join(err, file.Sync(), file.Close()); err != nil {
 		return failed("grow", err)
 	}
 	return v.storeGrown(id, r, desiredBytes)
