@@ -41,6 +41,7 @@ type record struct {
 type upgradeSnapshot struct {
 	Revision   uint64 `json:"revision"`
 	AppVersion string `json:"app_version"`
+	SizeBytes  uint64 `json:"size_bytes"`
 }
 
 // step is what must happen to a volume before a revision uses it.
@@ -62,19 +63,24 @@ func (r record) next(to Revision) (step, record) {
 		return keep, after
 	case to.No < r.Revision:
 		if r.Upgrade != nil && r.Upgrade.Revision == to.No {
-			after.Upgrade, after.Restoring = nil, true
-			return restoreSnapshot, after
+			return restoreSnapshot, after.restoring()
 		}
 	case to.RollsBack:
 		if r.Upgrade != nil && r.Upgrade.AppVersion == to.AppVersion {
-			after.Upgrade, after.Restoring = nil, true
-			return restoreSnapshot, after
+			return restoreSnapshot, after.restoring()
 		}
 	case to.Upgrades && to.Snapshot:
-		after.Upgrade = &upgradeSnapshot{Revision: r.Revision, AppVersion: r.AppVersion}
+		after.Upgrade = &upgradeSnapshot{Revision: r.Revision, AppVersion: r.AppVersion, SizeBytes: r.SizeBytes}
 		return takeSnapshot, after
 	}
 	return keep, after
+}
+
+// restoring returns the record of a volume whose snapshot is to take the place of its image. The size is that of the
+// snapshot: a larger one that the failed upgrade asked for is gone.
+func (r record) restoring() record {
+	r.SizeBytes, r.Upgrade, r.Restoring = r.Upgrade.SizeBytes, nil, true
+	return r
 }
 
 // isOf reports whether the member has the project's volume.

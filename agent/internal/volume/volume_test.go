@@ -236,6 +236,25 @@ func TestFallbackFindsTheContentBeforeTheUpgrade(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(f.cfg.Dir, "m1.data", "upgrade.img"))
 }
 
+// A fallback has a volume as small as before, and the upgrade after it gets what it asks for.
+func TestAnUpgradeAfterAFallbackEnlargesTheVolumeAgain(t *testing.T) {
+	f := newFixture(t)
+	larger := func(revision uint64) volume.Use {
+		u := upgrade(revision)
+		u.SizeBytes = 96 * mib
+		return u
+	}
+	f.write(f.prepare(use(1)), "first")
+	require.NoError(t, f.v.Detach(t.Context(), "m1"))
+	require.Greater(t, capacity(t, f.prepare(larger(2))), int64(80*mib))
+	require.NoError(t, f.v.Detach(t.Context(), "m1"))
+	require.Less(t, capacity(t, f.prepare(use(1))), int64(40*mib))
+	require.NoError(t, f.v.Detach(t.Context(), "m1"))
+	dir := f.prepare(larger(3))
+	f.requireContent(dir, "first")
+	require.Greater(t, capacity(t, dir), int64(80*mib))
+}
+
 // An upgrade has the volume once its snapshot is made, and not because it was tried before.
 func TestAnUpgradeWhoseSnapshotFailedIsGivenOneBeforeTheVolume(t *testing.T) {
 	f := newFixture(t)
