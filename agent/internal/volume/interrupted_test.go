@@ -3,6 +3,7 @@ package volume_test
 import (
 	"encoding/binary"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -108,4 +109,16 @@ func TestASnapshotThatIsNotRecordedReplacesNone(t *testing.T) {
 	back := use(4)
 	back.Revision.AppVersion, back.Revision.RollsBack = "1", true
 	f.requireContent(f.prepare(back), "first")
+}
+
+// A kill during a snapshot leaves the file system frozen, whatever becomes of the volume's record.
+func TestAFrozenVolumeWithADamagedRecordIsThawed(t *testing.T) {
+	f := newFixture(t)
+	at := filepath.Dir(f.prepare(use(1)))
+	require.NoError(t, exec.Command("fsfreeze", "--freeze", at).Run())
+	thaw := func() error { return exec.Command("fsfreeze", "--unfreeze", at).Run() }
+	t.Cleanup(func() { _ = thaw() })
+	require.NoError(t, os.WriteFile(filepath.Join(f.cfg.Dir, "m1.data", "record.json"), []byte("x"), 0o600))
+	f.v = f.open()
+	require.Error(t, thaw(), "it is not frozen any more")
 }

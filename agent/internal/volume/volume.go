@@ -108,6 +108,20 @@ func (v *Volumes) recover(id string) error {
 	if interrupted(id) != id {
 		return os.RemoveAll(v.path(id))
 	}
+	return errors.Join(v.thaw(id), v.removeUnfinished(id))
+}
+
+// thaw ends the freeze of a snapshot that was interrupted.
+func (v *Volumes) thaw(id string) error {
+	name, err := device(v.image(id))
+	if err != nil || name == "" || !isMounted(name, v.mountPoint(id)) {
+		return err
+	}
+	return thawDir(v.mountPoint(id))
+}
+
+// removeUnfinished removes the half-written files of a volume.
+func (v *Volumes) removeUnfinished(id string) error {
 	for _, pattern := range []string{
 		"*" + unfinishedSuffix, snapshotsName + "/*" + unfinishedSuffix, "." + recordName + ".*",
 	} {
@@ -126,15 +140,9 @@ func (v *Volumes) recover(id string) error {
 		return err
 	}
 	if r.Upgrade == nil && !r.Restoring {
-		if err := removeIfThere(filepath.Join(v.path(id), upgradeName)); err != nil {
-			return err
-		}
+		return removeIfThere(filepath.Join(v.path(id), upgradeName))
 	}
-	name, err := device(v.image(id))
-	if err != nil || name == "" || !isMounted(name, v.mountPoint(id)) {
-		return err
-	}
-	return thawDir(v.mountPoint(id))
+	return nil
 }
 
 func (v *Volumes) path(id string) string       { return filepath.Join(v.cfg.Dir, id) }
