@@ -122,3 +122,15 @@ func TestAFrozenVolumeWithADamagedRecordIsThawed(t *testing.T) {
 	f.v = f.open()
 	require.Error(t, thaw(), "it is not frozen any more")
 }
+
+// The upgrade asked for no snapshot: that of an earlier upgrade is the content of another version.
+func TestAFallbackGetsNoSnapshotOfAnEarlierUpgrade(t *testing.T) {
+	f := newFixture(t)
+	f.write(f.prepare(use(1)), "first")
+	require.NoError(t, f.v.Detach(t.Context(), "m1"))
+	f.write(f.prepare(upgrade(2)), "second")
+	u := upgrade(3)
+	u.Revision.Snapshot = false
+	f.write(f.prepare(u), "third")
+	f.requireContent(f.prepare(use(2)), "third")
+}
