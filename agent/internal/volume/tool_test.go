@@ -101,3 +101,19 @@ resize2fs "$@" && touch done
 	t.Setenv("PATH", before)
 	f.requireContent(f.prepare(larger), "first")
 }
+
+// An action on a volume, like its copy, may take hours. It delays neither the end nor the removal of another member.
+func TestLaw13AVolumeDelaysNoOtherMember(t *testing.T) {
+	f := newFixture(t)
+	f.prepare(use(1))
+	other := use(1)
+	other.MemberID = "m2"
+	f.prepare(other)
+	unlock, err := f.v.Lock(t.Context(), "m1.data")
+	require.NoError(t, err)
+	defer unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // for the failure
+	defer cancel()
+	require.NoError(t, f.v.Detach(ctx, "m2"))
+	require.NoError(t, f.v.RemoveMember(ctx, "m2"))
+}

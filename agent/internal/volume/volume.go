@@ -369,6 +369,10 @@ func (v *Volumes) each(ctx context.Context, memberID string, do func(id string, 
 	}
 	var errs []error
 	for _, id := range ids {
+		own := strings.HasPrefix(id, memberID+".")
+		if r, err := v.load(id); !own && err == nil && !r.isOf(memberID) {
+			continue // its lock may be taken for hours, by a copy
+		}
 		errs = append(errs, func() error {
 			unlock, err := v.lock(ctx, id)
 			if err != nil {
@@ -380,8 +384,8 @@ func (v *Volumes) each(ctx context.Context, memberID string, do func(id string, 
 			}
 			r, err := v.load(id)
 			switch {
-			case strings.HasPrefix(id, memberID+"."):
-				return do(id, r) // its own, whether or not its record can be read
+			case own:
+				return do(id, r) // whether or not its record can be read
 			case err != nil: // one of another member, or of a project
 				v.cfg.Log.ErrorContext(ctx, "the record of a volume cannot be read", slog.String("volume_id", id),
 					slog.Any("error", err))
