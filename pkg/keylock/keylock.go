@@ -1,4 +1,4 @@
-// Package keylock serializes work on the same key inside one process. It does not know what a key names.
+// Package keylock serializes or limits work on the same key inside one process. It does not know what a key names.
 package keylock
 
 import (
@@ -9,12 +9,15 @@ import (
 // Map has one lock for each key in use. Its zero value is ready; it keeps no key that is neither locked nor waited for.
 // Waiters of a key get its lock in the order of their calls.
 type Map struct {
+	// Holders is how many may hold the lock of one key at the same time; zero means one.
+	Holders int
+
 	mu    sync.Mutex
 	locks map[string]*lock
 }
 
 type lock struct {
-	// held has one slot, which the holder of the lock fills.
+	// held has a slot for each holder.
 	held  chan struct{}
 	users int
 }
@@ -64,7 +67,7 @@ func (m *Map) join(key string) *lock {
 		if m.locks == nil {
 			m.locks = map[string]*lock{}
 		}
-		l = &lock{held: make(chan struct{}, 1)}
+		l = &lock{held: make(chan struct{}, max(m.Holders, 1))}
 		m.locks[key] = l
 	}
 	l.users++

@@ -63,3 +63,22 @@ func TestTryLockDoesNotWait(t *testing.T) {
 	unlock()
 	require.Zero(t, locks.Len())
 }
+
+func TestAKeyHasAsManyHoldersAsTheMapAllows(t *testing.T) {
+	locks := Map{Holders: 2}
+	var unlocks []func()
+	for range 2 {
+		unlock, free := locks.TryLock("a")
+		require.True(t, free)
+		unlocks = append(unlocks, unlock)
+	}
+	_, free := locks.TryLock("a")
+	require.False(t, free)
+	other, free := locks.TryLock("b")
+	require.True(t, free)
+	other()
+	for _, unlock := range unlocks {
+		unlock()
+	}
+	require.Zero(t, locks.Len())
+}
