@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -75,3 +76,21 @@ func TestSpentRoundsUpAndDoesNotOverflow(t *testing.T) {
 }
 
 func spent(l *protocol.Lease, used map[string]int64) string { return agent.Spent(l, used).String() }
+
+// A tenant's lease may end with run_unbilled; the owner of the machine says whether that counts there.
+func TestLaw15AWorkloadRunsUnbilledOnlyWhereTheOwnerAllowsIt(t *testing.T) {
+	f := newFixture(t)
+	w := f.hub.workload(`{}`)
+	v, parts := f.hub.desired(w)
+	require.NoError(t, f.store.AcceptState(v, parts))
+	ended := f.hub.newLease(w.GetId(), 0)
+	ended.EndPolicy = "run_unbilled"
+	f.lease(ended)
+	f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
+		return s.GetStatus() == protocol.WorkloadStatus_STOPPED && s.GetReason() == protocol.WorkloadStatus_LEASE_ENDED
+	})
+	f.stop()
+	f.configure = func(c *reconcile.Config) { c.AllowUnbilled = true }
+	f.start()
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+}
