@@ -138,7 +138,9 @@ func (d *differ) pull(w Workload) (missing bool) {
 				continue
 			}
 			at[image] = len(d.actions)
-			d.add(PullImage{MemberID: w.MemberID, Revision: w.Revision, Image: image, Services: []string{s.Name}})
+			d.add(PullImage{
+				MemberID: w.MemberID, OrgID: w.OrgID, Revision: w.Revision, Image: image, Services: []string{s.Name},
+			})
 		}
 	}
 	return missing

@@ -96,6 +96,7 @@ type FetchPart struct {
 // PullImage makes an image ready for containers.
 type PullImage struct {
 	MemberID string
+	OrgID    string `json:",omitempty"`
 	Revision uint64
 	Image    string
 	// Services need it.

@@ -36,14 +36,19 @@ func (r *Reconciler) start(ctx context.Context, a agent.Action) {
 		slots := r.actions
 		if pulling {
 			slots = r.pulls
-		}
-		if !stopping { // how long a stop takes, the container decides: it delays no other member
-			select {
-			case slots <- struct{}{}:
-				defer func() { <-slots }()
-			case <-acting.Done():
+			unlock, err := r.orgPulls.Lock(acting, pull.OrgID)
+			if err != nil {
 				return
 			}
+			defer unlock()
+		}
+		if !stopping { // how long a stop takes, the container decides: it delays no other member
+			inSlot, giveBack, err := takeSlot(acting, slots)
+			if err != nil {
+				return
+			}
+			defer giveBack()
+			acting = inSlot
 		}
 		began := time.Now()
 		failpoint.Hit("agent/action/begun")
@@ -246,7 +251,8 @@ func (r *Reconciler) removeNetwork(ctx context.Context, a agent.RemoveNetwork) e
 	if err := r.machine.Network.Remove(ctx, network.ID(a.MemberID, a.Attachment())); err != nil {
 		return err
 	}
-	if err := r.machine.Volumes.Detach(ctx, a.MemberID); err != nil {
+	err := onVolumes(ctx, func() error { return r.machine.Volumes.Detach(ctx, a.MemberID) })
+	if err != nil {
 		return err
 	}
 	failpoint.Hit("agent/network/removed")

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// maxVolumeWork bounds how many volumes of projects are made, copied or deleted at the same time.
+// maxVolumeWork bounds how many volumes of one project are made, copied or deleted at the same time.
 const maxVolumeWork = 2
 
 // projectVolumes is the work on the volumes of projects. The reconciler's mu guards it.
@@ -21,7 +21,7 @@ type projectVolumes struct {
 }
 
 // applyVolumes starts the work on each volume that the state names, but for those on which it goes on already: a copy
-// of a large one delays no other.
+// of a large one delays no other volume.
 func (r *Reconciler) applyVolumes(ctx context.Context) error {
 	desired := r.store.Volumes()
 	named := map[string]bool{}
@@ -41,11 +41,9 @@ func (r *Reconciler) applyVolumes(ctx context.Context) error {
 
 func (r *Reconciler) applyVolume(ctx context.Context, v *protocol.ProjectVolume) {
 	var status *protocol.VolumeStatus
-	select {
-	case <-ctx.Done():
-	case r.volumeWork <- struct{}{}:
+	if unlock, err := r.volumeWork.Lock(ctx, v.GetProjectId()); err == nil {
 		status = r.machine.Volumes.Apply(ctx, v)
-		<-r.volumeWork
+		unlock()
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

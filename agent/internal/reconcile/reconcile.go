@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/policy"
+	"github.com/gpuaas/gpuaas/pkg/keylock"
 	"github.com/gpuaas/gpuaas/pkg/loop"
 	"github.com/gpuaas/gpuaas/pkg/notify"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -24,8 +25,9 @@ import (
 
 // Limits of what is done at the same time.
 const (
-	// maxPulls bounds image pulls: they compete for one uplink and one disk.
-	maxPulls = 3
+	// maxPulls bounds image pulls: they compete for one uplink and one disk. maxOrgPulls bounds those of one org.
+	maxPulls    = 4
+	maxOrgPulls = 3
 	// maxActions bounds all other actions but stops, which mostly wait.
 	maxActions = 32
 	// firstPassMax bounds how long housekeeping waits for the first pass.
@@ -70,15 +72,16 @@ type Reconciler struct {
 	log     *slog.Logger
 
 	loop *loop.Loop
-	// volumeLoop applies the state's volumes of projects; volumeWork is held while one is worked on.
+	// volumeLoop applies the state's volumes of projects; volumeWork is held by project while one is worked on.
 	volumeLoop *loop.Loop
-	volumeWork chan struct{}
+	volumeWork keylock.Map
 	// imageGC collects images that nothing uses; imageSpace is how many bytes the last failed pull lacked.
 	imageGC    *loop.Loop
 	imageSpace atomic.Int64
 	// nextPass wakes the loop when time alone makes a pass necessary; only passes use it.
 	nextPass *time.Timer
 	pulls    chan struct{}
+	orgPulls keylock.Map
 	actions  chan struct{}
 	// diskCheck wakes the disk guard when a pass finds more containers than the pass before, which found checkedCount.
 	diskCheck    notify.Signal
@@ -153,7 +156,6 @@ func New(cfg Config, store *state.Store, clock *state.Clock, machine Machine, hu
 		log:        cfg.Log,
 		pulls:      make(chan struct{}, maxPulls),
 		actions:    make(chan struct{}, maxActions),
-		volumeWork: make(chan struct{}, maxVolumeWork),
 		diskCheck:  notify.NewSignal(),
 		clockDue:   notify.NewSignal(),
 		askStats:   notify.NewSignal(),
@@ -166,6 +168,8 @@ func New(cfg Config, store *state.Store, clock *state.Clock, machine Machine, hu
 		newRunID:   newRunID,
 		pulling:    map[string]string{},
 		volumes:    projectVolumes{map[string]bool{}, map[string]*protocol.VolumeStatus{}},
+		volumeWork: keylock.Map{Holders: maxVolumeWork},
+		orgPulls:   keylock.Map{Holders: maxOrgPulls},
 	}
 	r.watchedSince.Store(new(clock.Now()))
 	r.volumeLoop = loop.New("volumes", cfg.Resync, r.applyVolumes, cfg.Log)

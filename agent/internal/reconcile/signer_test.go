@@ -60,6 +60,8 @@ type hub struct {
 	configJSON, onChange string
 	// volumes is added to the manifest.
 	volumes string
+	// nodeVolumes are the volumes of projects.
+	nodeVolumes []*protocol.ProjectVolume
 	// requirements are those of the environment.
 	requirements []string
 	// withSecret gives the manifest a secret parameter "token"; secretsOnChange says what a change of it does.
@@ -186,7 +188,7 @@ func (h *hub) desired(ws ...*protocol.Workload) (protocol.Verified[*protocol.Des
 	h.generation++
 	d := &protocol.DesiredState{
 		NodeId: nodeID, NodeKeySha256: me.KeySHA256[:], Epoch: 1, Generation: h.generation,
-		IssuedAt: timestamppb.New(h.now()),
+		IssuedAt: timestamppb.New(h.now()), Volumes: h.nodeVolumes,
 	}
 	var parts [][]byte
 	for _, w := range ws {

@@ -2,12 +2,14 @@ package reconcile_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -45,5 +47,92 @@ func TestLaw13ContainersThatTakeTheirGraceDelayNoOtherMember(t *testing.T) {
 		defer w.machine.mu.Unlock()
 		require.Nil(t, w.machine.containers[other])
 		require.Len(t, w.machine.containers, 100, "the others take their grace")
+	})
+}
+
+// The copies of many members' volumes may take hours. The action that is due for another member is done meanwhile.
+func TestLaw13CopiesOfVolumesDelayNoOtherMember(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTwin(t, 1)
+		defer func() { w.kill() }()
+		w.script.change(func(s *script) { s.takes["detach"] = 10 * time.Minute })
+		const other = "other.1"
+		w.machine.mu.Lock()
+		for n := range 100 {
+			w.machine.networks[network.ID(fmt.Sprintf("slow%03d", n), "app")] = true
+		}
+		w.machine.mu.Unlock()
+		v, parts := w.hub.desired()
+		require.NoError(t, w.store.AcceptState(v, parts))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+
+		w.machine.mu.Lock()
+		require.Empty(t, w.machine.networks, "all wait for their volumes")
+		w.machine.containers[other] = &box{spec: &protocol.Service{}, Container: runtime.Container{
+			ID: other, MemberID: "other", Service: "app", State: runtime.StateRunning, StartedAt: w.rtc(),
+		}}
+		w.machine.mu.Unlock()
+		w.machine.end(other, runtime.StateExited, 0)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		w.machine.mu.Lock()
+		defer w.machine.mu.Unlock()
+		require.Empty(t, w.machine.containers)
+	})
+}
+
+// The copies of a project's large volumes take hours. The volume of another project is made meanwhile.
+func TestLaw13TheVolumesOfAProjectDelayNoOtherProject(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTwin(t, 1)
+		defer func() { w.kill() }()
+		w.script.change(func(s *script) { s.takes["apply large"] = 10 * time.Hour })
+		desire := func(project string, volumes int) {
+			for n := range volumes {
+				w.hub.nodeVolumes = append(w.hub.nodeVolumes, &protocol.ProjectVolume{
+					Id: fmt.Sprintf("%s-%d", project, n), ProjectId: project, SizeBytes: protocol.MinVolumeBytes,
+				})
+			}
+			v, parts := w.hub.desired()
+			require.NoError(t, w.store.AcceptState(v, parts))
+			time.Sleep(time.Minute)
+			synctest.Wait()
+		}
+		desire("large", 3)
+		desire("other", 1)
+		made := w.loop.Report().Volumes
+		require.Len(t, made, 1)
+		require.Equal(t, "other-0", made[0].GetId())
+	})
+}
+
+// The pulls of an org's large images take hours. The image of another org is pulled meanwhile.
+func TestLaw13ThePullsOfAnOrgDelayNoOtherOrg(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTwin(t, 1)
+		defer func() { w.kill() }()
+		var all []*protocol.Workload
+		var leases []*protocol.Lease
+		for _, id := range []string{"large1", "large2", "large3", "large4", "large5", "other"} {
+			next := w.workload(id, nil)
+			next.OrgId = strings.Trim(id, "12345")
+			if next.GetOrgId() == "large" {
+				w.script.change(func(s *script) { s.takes["pull apps/hello/"+id] = 10 * time.Hour })
+			}
+			all, leases = append(all, next), append(leases, w.hub.newLease(id, time.Hour))
+		}
+		v, parts := w.hub.desired(all...)
+		require.NoError(t, w.store.AcceptState(v, parts))
+		require.NoError(t, w.store.AcceptLeases(w.hub.leases(w.store.Incarnation(), leases...)))
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		w.machine.mu.Lock()
+		defer w.machine.mu.Unlock()
+		require.Len(t, w.machine.images, 1)
+		require.Len(t, w.machine.containers, 1)
+		for _, b := range w.machine.containers {
+			require.Equal(t, "other", b.MemberID)
+		}
 	})
 }

@@ -270,7 +270,11 @@ func (h agentHandle) EnsureImage(ctx context.Context, ref runtime.ImageRef, _ ru
 	_ *tls.Config,
 ) error {
 	err := h.script.Fails("pull")
-	if waited := h.wait(ctx, "pull", ref.Repository+"@"+ref.Digest); waited != nil {
+	kind := "pull"
+	if own := kind + " " + ref.Repository; h.script.Takes(own, "") > 0 {
+		kind = own
+	}
+	if waited := h.wait(ctx, kind, ref.Repository+"@"+ref.Digest); waited != nil {
 		return waited
 	}
 	if err != nil && fault.As(err).Code == agent.CodeContainerdUnavailable {
@@ -419,10 +423,29 @@ func (idle) LostDevices(context.Context, string) (string, error) { return "", ni
 
 func (idle) Edits(context.Context, []string, string) (cdi.Edits, error) { return cdi.Edits{}, nil }
 
-// noVolumes is a machine on which no member has a volume.
-type noVolumes struct{ reconcile.Volumes }
+// noVolumes is a machine on which no member of the simulation has a volume. A script may say how long the work on one
+// takes.
+type noVolumes struct {
+	reconcile.Volumes
 
-func (noVolumes) Detach(context.Context, string) error       { return nil }
+	handle agentHandle
+}
+
+func (v noVolumes) Detach(ctx context.Context, memberID string) error {
+	if v.handle.script.Takes("detach", memberID) == 0 {
+		return nil
+	}
+	return v.handle.wait(ctx, "detach", memberID)
+}
+
+func (v noVolumes) Apply(ctx context.Context, desired *protocol.ProjectVolume) *protocol.VolumeStatus {
+	status := &protocol.VolumeStatus{Id: desired.GetId(), Status: protocol.VolumeStatus_READY}
+	if v.handle.wait(ctx, "apply "+desired.GetProjectId(), desired.GetId()) != nil {
+		status.Status = protocol.VolumeStatus_PENDING
+	}
+	return status
+}
+
 func (noVolumes) RemoveMember(context.Context, string) error { return nil }
 func (noVolumes) Leftovers(string) ([]string, error)         { return nil, nil }
 func (noVolumes) Conditions() []string                       { return nil }

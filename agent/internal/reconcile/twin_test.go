@@ -192,7 +192,7 @@ func (w *twin) startAgent() {
 	cfg := reconcile.Config{Resync: never, CollectEvery: never, PortFrom: 1, PortTo: 9}
 	w.loop = reconcile.New(cfg, w.store, w.clock, reconcile.Machine{
 		Containers: h, Images: h, Stats: h, Logs: idle{}, Disk: idle{}, Exec: h, Host: idle{}, Network: netHandle{h},
-		Accelerators: idle{}, Devices: idle{}, Volumes: noVolumes{}, Environments: noEnvironments{},
+		Accelerators: idle{}, Devices: idle{}, Volumes: noVolumes{handle: h}, Environments: noEnvironments{},
 	}, h)
 	w.loop.SetRunIDs(func(memberID string) string {
 		w.machine.mu.Lock()

@@ -12,7 +12,7 @@ import (
 func (r *Reconciler) prepareVolumes(ctx context.Context, a agent.StartContainer) ([]runtime.Volume, error) {
 	var ready []runtime.Volume
 	for _, m := range a.Service.Spec.GetVolumes() {
-		dir, err := r.machine.Volumes.Prepare(ctx, volume.Use{
+		use := volume.Use{
 			MemberID:  a.MemberID,
 			Name:      m.GetName(),
 			VolumeID:  m.GetVolumeId(),
@@ -26,6 +26,11 @@ func (r *Reconciler) prepareVolumes(ctx context.Context, a agent.StartContainer)
 				RollsBack:  a.Workload.RollsBack,
 				Snapshot:   m.GetSnapshotOnUpgrade(),
 			},
+		}
+		var dir string
+		err := onVolumes(ctx, func() (err error) {
+			dir, err = r.machine.Volumes.Prepare(ctx, use)
+			return err
 		})
 		if err != nil {
 			return nil, err
@@ -49,7 +54,8 @@ func onlyReads(w agent.Workload, volumeID string) bool {
 
 // removeVolumes deletes a member's own volumes and unfinished environments, and lists what is left of them.
 func (r *Reconciler) removeVolumes(ctx context.Context, memberID string) (left []string, err error) {
-	if err := r.machine.Volumes.RemoveMember(ctx, memberID); err != nil {
+	err = onVolumes(ctx, func() error { return r.machine.Volumes.RemoveMember(ctx, memberID) })
+	if err != nil {
 		return nil, err
 	}
 	if err := r.machine.Environments.RemoveMember(ctx, memberID); err != nil {

@@ -27,7 +27,8 @@ const (
 	toolTimeout = time.Hour
 	// maxToolOutput bounds how much of its output an error has.
 	maxToolOutput = 64 << 10
-	copyBytes     = 1 << 20
+	// copyBytes is the memory of one copy. There may be as many at a time as volumes.
+	copyBytes = 128 << 10
 )
 
 // Check reports why this machine cannot have volumes.
