@@ -81,19 +81,10 @@ func (r *Runtime) EnsureImage(ctx context.Context, ref ImageRef, creds Credentia
 	if err := ref.check(); err != nil {
 		return err
 	}
-	// One pull serves all members that start from one image. It has its own time limit, so that the first caller's
-	// cancellation does not fail the others.
-	done := r.pulls.DoChan(ref.name(), func() (any, error) {
-		pull, cancel := context.WithTimeout(context.WithoutCancel(r.ns(ctx)), pullTimeout)
-		defer cancel()
-		return nil, r.ensureImage(pull, ref, creds, tlsConf)
+	// One pull serves all members that start from one image.
+	return r.sharePull(r.ns(ctx), ref.name(), func(ctx context.Context) error {
+		return r.ensureImage(ctx, ref, creds, tlsConf)
 	})
-	select {
-	case res := <-done:
-		return res.Err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // HasImage reports whether a container can start from the image without any pull.

@@ -211,10 +211,12 @@ func TestPullThatWasCutOffIsMadeGood(t *testing.T) {
 	require.NoError(t, f.ensure(image))
 }
 
-func TestLeavingCallerDoesNotCutThePull(t *testing.T) {
+func TestAnImageWhosePullWasCancelledIsPulledAnew(t *testing.T) {
 	f := newFixture(t)
 	image := f.registry.push("org/acme/"+f.word, appImage(t))
 	mayGoOn := make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(mayGoOn) })
+	t.Cleanup(goOn)
 	f.registry.hold.Store(&mayGoOn)
 	ctx, cancel := context.WithCancel(t.Context())
 	ref, err := runtime.ParseImage(image)
@@ -225,7 +227,11 @@ func TestLeavingCallerDoesNotCutThePull(t *testing.T) {
 	<-f.registry.holding
 	cancel()
 	require.ErrorIs(t, <-first, context.Canceled)
-	close(mayGoOn)
+	require.Eventually(t, func() bool {
+		_, pulling := f.rt.PullProgress(image)
+		return !pulling
+	}, 20*time.Second, 10*time.Millisecond, "the pull goes on")
+	goOn()
 	require.NoError(t, f.ensure(image))
 }
 

@@ -19,7 +19,6 @@ import (
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
-	"golang.org/x/sync/singleflight"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 
@@ -127,7 +126,6 @@ type Runtime struct {
 	client *client.Client
 	host   hostSupport
 	rootfs rootfs
-	pulls  singleflight.Group
 	// pulling has the *pullState of each pull under way, by the image's name.
 	pulling sync.Map
 	// disk belongs to the caller of OverLimit.
@@ -142,8 +140,9 @@ type Runtime struct {
 	imageMounts sync.Mutex
 
 	mu    sync.Mutex
-	users map[string]user       // by image digest and user as written; bounded by maxCachedUsers
-	ready map[string]readyImage // by name; bounded by maxReadyImages
+	pulls map[string]*sharedPull // by image name
+	users map[string]user        // by image digest and user as written; bounded by maxCachedUsers
+	ready map[string]readyImage  // by name; bounded by maxReadyImages
 	// forgotten counts how often ready was emptied: what was found before is not kept after.
 	forgotten int
 	// rotations are those of logs, by container id.
@@ -201,8 +200,8 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 		return nil, unavailable(cfg.Address, err)
 	}
 	r := &Runtime{
-		cfg: cfg, client: c, users: map[string]user{}, ready: map[string]readyImage{}, commands: uuid.NewString()[:8],
-		copies: make(chan struct{}, maxCopies),
+		cfg: cfg, client: c, pulls: map[string]*sharedPull{}, users: map[string]user{}, ready: map[string]readyImage{},
+		commands: uuid.NewString()[:8], copies: make(chan struct{}, maxCopies),
 	}
 	r.disk.layers = map[string]*layer{}
 	ask = r.ns(ask)
