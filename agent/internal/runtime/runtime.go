@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -318,6 +319,16 @@ func (r *Runtime) Purge(ctx context.Context) error {
 	var errs []error
 	for _, c := range all {
 		errs = append(errs, r.Stop(ctx, c.ID, 0), r.Remove(ctx, c.ID))
+	}
+	// An interrupted start may have left files, with its secrets mounted, and no container.
+	entries, err := os.ReadDir(r.cfg.StateDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, e := range entries {
+		if idPattern.MatchString(e.Name()) {
+			errs = append(errs, r.Remove(ctx, e.Name()))
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err

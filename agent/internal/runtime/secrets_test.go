@@ -67,3 +67,16 @@ func canKeepOffSwap(t *testing.T) bool {
 	require.NoError(t, unix.Unmount(dir, 0))
 	return true
 }
+
+// A kill of the agent before containerd has the container leaves its files, and its secrets mounted read-only.
+func TestPurgeRemovesAnInterruptedStart(t *testing.T) {
+	f := newFixture(t)
+	secrets := filepath.Join(f.cfg.StateDir, "m1.app.1", "secrets")
+	require.NoError(t, os.MkdirAll(secrets, 0o755))
+	require.NoError(t, unix.Mount("tmpfs", secrets, "tmpfs", 0, ""))
+	t.Cleanup(func() { _ = unix.Unmount(secrets, unix.MNT_DETACH) })
+	require.NoError(t, os.WriteFile(filepath.Join(secrets, "token"), nil, 0o600))
+	require.NoError(t, unix.Mount("", secrets, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	require.NoError(t, f.rt.Purge(t.Context()))
+	require.NoDirExists(t, f.cfg.StateDir)
+}
