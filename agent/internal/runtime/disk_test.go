@@ -148,3 +148,24 @@ func TestAPipeInThePlaceOfADirectoryIsNotOpened(t *testing.T) {
 		require.Zero(t, used, name)
 	}
 }
+
+// A removed file that a process holds open takes space of its file system: one on a volume or in memory takes none of
+// the container's own.
+func TestARemovedFileOfAnotherFileSystemIsNotTheContainersOwn(t *testing.T) {
+	f := newFixture(t, func(c *runtime.Config) { c.DiskBytes = 4 << 20 })
+	image := f.image()
+	elsewhere, own := f.spec(image, "fill-removed", "/dev/shm/junk", "8"), f.spec(image, "fill-removed", "/junk", "8")
+	f.start(elsewhere)
+	f.waitForLog(elsewhere.ID, "filled")
+	f.start(own)
+	f.waitForLog(own.ID, "filled")
+	over := map[string]bool{}
+	require.Eventually(t, func() bool { // both are measured together
+		found, _ := f.rt.OverLimit(t.Context())
+		for _, x := range found {
+			over[x.ID] = true
+		}
+		return over[own.ID]
+	}, 60*time.Second, runtime.GuardEvery)
+	require.False(t, over[elsewhere.ID])
+}
