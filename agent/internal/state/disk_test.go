@@ -91,6 +91,19 @@ func stopped(member string, revision uint64) *protocol.Workload {
 	return w
 }
 
+// A process that is killed on a full disk leaves the copy of its store in memory. The next one that finds space removes
+// it.
+func TestTheCopyOfAStoreGoesOnceThereIsSpace(t *testing.T) {
+	d := newSmallDisk(t)
+	require.NoError(t, d.open().Close())
+	d.fill(0)
+	require.NoError(t, d.open().Close())
+	require.DirExists(t, d.options.CopyDir)
+	d.free()
+	d.open()
+	require.NoDirExists(t, d.options.CopyDir)
+}
+
 func TestFullDiskTakesNothingNewAndLosesNothing(t *testing.T) {
 	d := newSmallDisk(t)
 	s := d.open()

@@ -238,6 +238,8 @@ func (s *Store) open() (err error) {
 			return errors.Join(full, fmt.Errorf("copy the store: %w", err))
 		}
 		dir, s.copied = s.copyDir, true
+	} else {
+		_ = os.RemoveAll(s.copyDir) // of an earlier process that was killed
 	}
 	s.db, err = openBadger(dir)
 	return err
