@@ -80,8 +80,9 @@ type source struct {
 	scan   func(ctx context.Context) ([]*protocol.Accelerator, error)
 	// edits are what a container needs to use what is granted to it. Its claims are filled in by the caller.
 	edits func(ctx context.Context, granted []grant) (cdi.Edits, error)
-	// reset resets the accelerator at a PCI address; nil where only the driver does that.
-	reset func(ctx context.Context, address string) error
+	// reset resets the accelerator at a PCI address, by a program that inherits the files; nil where only the driver does
+	// that.
+	reset func(ctx context.Context, address string, inherit []*os.File) error
 	// condition is reported while scans fail.
 	condition string
 	// scanned is closed after the first scan.

@@ -91,8 +91,8 @@ func (n *nvidia) edits(ctx context.Context, granted []grant) (cdi.Edits, error) 
 // resetTimeout bounds one reset of a GPU.
 const resetTimeout = 2 * time.Minute
 
-// reset resets a GPU; the driver refuses that while a process uses it.
-func (n *nvidia) reset(ctx context.Context, address string) error {
+// reset resets a GPU; the driver refuses that while a process uses it. Its program inherits the files.
+func (n *nvidia) reset(ctx context.Context, address string, inherit []*os.File) error {
 	if _, err := os.Stat(n.resetProgram); err != nil {
 		return errNoReset
 	}
@@ -106,7 +106,7 @@ func (n *nvidia) reset(ctx context.Context, address string) error {
 	defer cancel()
 	out := bounded{left: maxErrorBytes}
 	cmd := exec.CommandContext(ctx, n.resetProgram, "--gpu-reset", "--id="+address)
-	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &out, killWait
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay, cmd.ExtraFiles = &out, &out, killWait, inherit
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("%s: %w: %s", n.resetProgram, err, bytes.TrimSpace(out.content))
 	}

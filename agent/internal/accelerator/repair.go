@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/agent"
@@ -219,17 +220,58 @@ func (i *Inventory) runTest(ctx context.Context, a *protocol.Accelerator) error 
 	if i.cfg.TestProgram == "" {
 		return nil
 	}
+	inherit, unlock, err := i.lock(ctx, a.GetId())
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	ctx, cancel := context.WithTimeout(ctx, testTimeout)
 	defer cancel()
 	var out lastLine
 	cmd := exec.CommandContext(ctx, i.cfg.TestProgram, a.GetVendor(), a.GetId(), a.GetPciAddress())
-	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &out, killWait
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay, cmd.ExtraFiles = &out, &out, killWait, inherit
 	if err := cmd.Run(); ctx.Err() != nil {
 		return fmt.Errorf("its test has not ended within %s", testTimeout)
 	} else if err != nil {
 		return fmt.Errorf("its test failed: %w: %s", err, out.text())
 	}
 	return nil
+}
+
+// lockPoll is the pause between two tries to lock an accelerator.
+const lockPoll = 100 * time.Millisecond
+
+// lock waits until no program of an earlier agent tests or resets the accelerator: a kill of the agent does not end it.
+// The program that this agent starts next inherits the locked file. unlock unlocks it for all that have it (flock(2)).
+func (i *Inventory) lock(ctx context.Context, id string) (inherit []*os.File, unlock func(), err error) {
+	if i.cfg.LadderFile == "" {
+		return nil, func() {}, nil // without state that outlives the agent
+	}
+	if !isName(id) {
+		return nil, nil, fmt.Errorf("%q is no id of an accelerator", id)
+	}
+	file, err := os.OpenFile(i.cfg.LadderFile+"."+id+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, testTimeout)
+	defer cancel()
+	for {
+		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return []*os.File{file}, func() {
+				_ = errors.Join(unix.Flock(int(file.Fd()), unix.LOCK_UN), file.Close())
+			}, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, nil, errors.Join(err, file.Close())
+		}
+		select {
+		case <-ctx.Done():
+			return nil, nil, errors.Join(errors.New("a program of an earlier agent still uses it"), file.Close())
+		case <-time.After(lockPoll):
+		}
+	}
 }
 
 // reset resets an accelerator that no container has.
@@ -242,7 +284,12 @@ func (i *Inventory) reset(ctx context.Context, id string) {
 	}
 	err := errNoReset
 	if s.reset != nil {
-		err = s.reset(ctx, g.accelerator.GetPciAddress())
+		var inherit []*os.File
+		var unlock func()
+		if inherit, unlock, err = i.lock(ctx, id); err == nil {
+			err = s.reset(ctx, g.accelerator.GetPciAddress(), inherit)
+			unlock()
+		}
 	}
 	if ctx.Err() != nil {
 		return

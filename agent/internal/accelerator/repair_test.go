@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/accelerator"
@@ -167,4 +168,43 @@ func TestAClockThatIsSetBackKeepsNoAcceleratorOutOfUse(t *testing.T) {
 	i := start(t, cfg)
 	i.SetUsed(nil)
 	await(t, i, func() bool { return health(i, id) == "ok " })
+}
+
+// A program that tests an accelerator goes on after a kill of the agent. The next agent waits for its end, by the lock
+// of a file that the program inherits.
+func TestAnAcceleratorWaitsForTheProgramOfAKilledAgent(t *testing.T) {
+	root, dir := unpack(t, "radeon"), t.TempDir()
+	const id = "GPU-d20b5fe3917c4468"
+	cfg := accelerator.Config{
+		Root: root, Interval: 10 * time.Millisecond, TestFor: time.Nanosecond, TestProgram: filepath.Join(dir, "test"),
+		LadderFile: filepath.Join(dir, "health.json"),
+	}
+	file := cfg.LadderFile + "." + id + ".lock"
+	writeProgram(t, cfg.TestProgram, `[ "$(readlink /proc/$$/fd/3)" = `+file+` ] || { echo "it is not inherited"; exit 9; }
+		flock --nonblock `+file+` true && { echo "it is not locked"; exit 9; }
+		exit 0`)
+	require.NoError(t, os.WriteFile(cfg.LadderFile, []byte(`{"rungs":{"`+id+`":{"health":"testing"}}}`), 0o600))
+	program, err := os.Create(file)
+	require.NoError(t, err)
+	require.NoError(t, unix.Flock(int(program.Fd()), unix.LOCK_EX))
+	i := start(t, cfg)
+	i.SetUsed(nil)
+	require.Eventually(t, func() bool { return opened(t, file) == 2 }, time.Minute, 10*time.Millisecond)
+	require.Equal(t, agent.AcceleratorTesting, i.State(id))
+	require.NoError(t, program.Close())
+	await(t, i, func() bool { return i.State(id) != agent.AcceleratorTesting })
+	require.Equal(t, "ok ", health(i, id))
+}
+
+// opened returns how often this process has a file open.
+func opened(t *testing.T, path string) (times int) {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	for _, fd := range all {
+		if file, _ := os.Readlink("/proc/self/fd/" + fd.Name()); file == path {
+			times++
+		}
+	}
+	return times
 }
