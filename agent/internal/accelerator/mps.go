@@ -30,6 +30,8 @@ const (
 	// mpsStopMax bounds the wait for a daemon that was told to end.
 	mpsStopMax = 5 * time.Second
 	mpsPoll    = 50 * time.Millisecond
+	// mpsPipeOptions bound the directory of the daemon's sockets, in which containers may write.
+	mpsPipeOptions = "mode=777,size=4m,nr_inodes=1k"
 )
 
 // mps runs an MPS daemon for each GPU whose slices containers have: from the start of the first one until none has any.
@@ -140,7 +142,7 @@ func (m *mps) prepare(at string, limits *cdi.MPS) error {
 		{m.dir, 0o711},
 		{filepath.Dir(at), 0o711},
 		{at, 0o711},
-		{limits.PipeDir, 0o777},
+		{limits.PipeDir, 0o711},
 		{limits.ShmDir, 0o711},
 		{filepath.Join(at, "log"), 0o777},
 	} {
@@ -148,9 +150,12 @@ func (m *mps) prepare(at string, limits *cdi.MPS) error {
 			return err
 		}
 	}
-	err := unix.Mount("tmpfs", limits.ShmDir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=1777")
-	if err != nil {
-		return fmt.Errorf("mount the memory that MPS shares: %w", err)
+	// Containers write to both. Without a file system of its own, the pipe directory would take the host's /run.
+	for dir, options := range map[string]string{limits.ShmDir: "mode=1777", limits.PipeDir: mpsPipeOptions} {
+		err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options)
+		if err != nil {
+			return fmt.Errorf("mount the memory that MPS shares: %w", err)
+		}
 	}
 	return nil
 }
@@ -208,9 +213,11 @@ func (m *mps) stop(gpu string) error {
 				awaitEnd(at)
 			}
 		}
-		err := unix.Unmount(filepath.Join(at, "shm"), unix.MNT_DETACH)
-		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("unmount the memory that MPS shared: %w", err)
+		for _, name := range []string{"shm", "pipe"} {
+			err := unix.Unmount(filepath.Join(at, name), unix.MNT_DETACH)
+			if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+				return fmt.Errorf("unmount the memory that MPS shared: %w", err)
+			}
 		}
 	}
 	m.givenAt.Delete(gpu)

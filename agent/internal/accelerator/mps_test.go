@@ -49,6 +49,9 @@ func TestContainersWithSlicesReachOneMPSDaemon(t *testing.T) {
 	require.FileExists(t, mps.PipeDir+"/control")
 	require.FileExists(t, mps.ShmDir+"/gpuaas-test-mps")
 	require.NoFileExists(t, "/dev/shm/gpuaas-test-mps", "the daemon does not see the host's")
+	var st unix.Statfs_t
+	require.NoError(t, unix.Statfs(mps.PipeDir, &st))
+	require.LessOrEqual(t, st.Blocks*uint64(st.Bsize), uint64(4<<20), "containers write to it")
 	told, err := os.ReadFile(filepath.Join(mps.PipeDir, "../log/commands"))
 	require.NoError(t, err)
 	require.Equal(t, "set_default_active_thread_percentage 25\nset_default_device_pinned_mem_limit 0 20389M\n",
