@@ -128,6 +128,7 @@ func TestTheLadderLeadsBackOrToQuarantine(t *testing.T) {
 
 	lost := rung{}.after(fault, now).after(signal{Verdict: needsService, Cause: "Xid 79"}, now)
 	require.Equal(t, lost, lost.resetBy(nil, now), "the driver gave it up while it was reset")
+	require.Equal(t, lost, lost.after(fault, now), "only an operator takes it out of quarantine")
 	released = lost.released(now)
 	require.Equal(t, released, released.resetBy(errors.New("in use"), now))
 

@@ -3,7 +3,10 @@ package accelerator
 import (
 	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -70,4 +73,19 @@ func TestAnMPSDaemonThatIsGivenAgainIsNotIdle(t *testing.T) {
 	require.DirExists(t, at)
 	require.NoError(t, m.stopIdle(nil, time.Now().Add(2*time.Hour), time.Hour))
 	require.NoDirExists(t, at)
+}
+
+// The process number in a lock that is not held may be another program's by now.
+func TestTheProcessOfAnEndedMPSDaemonIsNotKilled(t *testing.T) {
+	m := &mps{dir: t.TempDir()}
+	at := filepath.Join(m.dir, "GPU-a", "acme")
+	require.NoError(t, os.MkdirAll(at, 0o700))
+	stranger := exec.Command("sleep", "3600")
+	require.NoError(t, stranger.Start())
+	require.NoError(t, os.WriteFile(filepath.Join(at, "lock"), []byte(strconv.Itoa(stranger.Process.Pid)), 0o600))
+	require.NoError(t, m.stop("GPU-a"))
+	require.NoDirExists(t, at)
+	require.NoError(t, stranger.Process.Kill())
+	_ = stranger.Wait()
+	require.Equal(t, unix.SIGKILL, stranger.ProcessState.Sys().(syscall.WaitStatus).Signal(), "by the test alone")
 }
