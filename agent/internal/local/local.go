@@ -33,9 +33,7 @@ const (
 	// maxDocumentBytes bounds what apply takes: an envelope and its parts in base64.
 	maxDocumentBytes = 16 << 20
 	// maxPinBytes bounds the name of an image.
-	maxPinBytes = 4 << 10
-	// maxTailLines bounds how much of a log is read back.
-	maxTailLines = 100_000
+	maxPinBytes  = 4 << 10
 	shutdownWait = 2 * time.Second
 )
 
@@ -385,9 +383,9 @@ func (s *Server) workloads() []Workload {
 func (s *Server) logs(w http.ResponseWriter, req *http.Request) {
 	q := req.URL.Query()
 	tail, err := strconv.Atoi(q.Get("tail"))
-	if err != nil || tail < 1 || tail > maxTailLines {
+	if err != nil || tail < 1 || tail > runtime.MaxTailLines {
 		s.answer(w, nil, fault.New(fault.Malformed, codeUnreadable, fmt.Sprintf("tail, the number of lines, must be 1 to %d.",
-			maxTailLines), err))
+			runtime.MaxTailLines), err))
 		return
 	}
 	run, err := s.Store.NewestRun(req.PathValue("member"), q.Get("service"))
