@@ -65,6 +65,7 @@ func (n *Network) detach(id string) error {
 		if counted, begun, err = n.countedFlows(addr); err != nil {
 			return err
 		}
+		begun = begun || !r.Ready // an interrupted removal may have ended the count
 	}
 	if err := errors.Join(n.unready(id, r, counted), n.reservePorts(id, nil)); err != nil {
 		return err

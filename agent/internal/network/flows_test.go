@@ -117,6 +117,20 @@ func TestFlowsGoWithTheirMemberAlsoAfterTheTableWasMadeAgain(t *testing.T) {
 	}
 }
 
+// A kill of the agent during the removal of the only member leaves flows that the next agent's table does not count.
+func TestFlowsGoWithAMemberWhoseRemovalWasInterrupted(t *testing.T) {
+	f := newFixture(t)
+	a := f.setup("m1")
+	openMany(t, a.NetNSPath, outsideIP, 10)
+	require.Contains(t, sh(t, "cat /proc/net/nf_conntrack"), "src="+a.IP+" ")
+	sh(t, `sed -i 's/"ready":true/"ready":false/' `+f.cfg.StateDir+"/members/m1.json")
+	f.n = f.open()
+	_, err := f.n.EnsureRules(ctxOf(t))
+	require.NoError(t, err)
+	require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
+	require.NotContains(t, sh(t, "cat /proc/net/nf_conntrack"), "src="+a.IP+" ")
+}
+
 // The host's ephemeral ports are its own: members' flows leave by others.
 func TestMembersTakeNoneOfTheHostsPorts(t *testing.T) {
 	f := newFixture(t)
