@@ -2,6 +2,7 @@ package execstream_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"io"
 	"testing"
 
@@ -59,4 +60,10 @@ func FuzzReceiveHoldsItsLimit(f *testing.F) {
 			_, _ = execstream.DecodeExit(payload)
 		}
 	})
+}
+
+func TestAFrameOverTheLimitIsRefused(t *testing.T) {
+	frame := binary.BigEndian.AppendUint32([]byte{byte(execstream.Stdin)}, execstream.MaxPayload+1)
+	_, _, err := execstream.Receive(bytes.NewReader(append(frame, make([]byte, execstream.MaxPayload+1)...)))
+	require.ErrorContains(t, err, "32768 are allowed")
 }
