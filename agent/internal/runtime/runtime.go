@@ -326,7 +326,7 @@ func (r *Runtime) Purge(ctx context.Context) error {
 		return err
 	}
 	for _, e := range entries {
-		if idPattern.MatchString(e.Name()) {
+		if e.IsDir() && idPattern.MatchString(e.Name()) {
 			errs = append(errs, r.Remove(ctx, e.Name()))
 		}
 	}
