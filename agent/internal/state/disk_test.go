@@ -258,6 +258,34 @@ func TestAnExitIsMeasuredOnAFullDiskWhateverElseIsFound(t *testing.T) {
 	require.True(t, s.Measured("r1"))
 }
 
+// Usage that is measured on a full disk takes half of the reserve file at most: what ends something is durable however
+// long the disk is full.
+func TestUsageOnAFullDiskLeavesRoomForWhatEnds(t *testing.T) {
+	d := newSmallDisk(t)
+	s := d.open()
+	const runs = 300
+	up := make([]meter.Run, runs)
+	for i := range up {
+		id := fmt.Sprintf("4a3c1f62-9d0e-4c57-8d4e-%012d", i)
+		up[i] = meter.Run{RunID: id + ".0123456789ab", MemberID: id, StartedAt: noon, Up: true}
+		require.NoError(t, s.OpenRun(state.Run{ID: up[i].RunID, MemberID: id, OpenedAt: noon}))
+	}
+	sample(t, s, noon, up...)
+	d.fill(0)
+	var refused error
+	for at := noon; refused == nil; {
+		at = at.Add(5 * time.Minute)
+		require.Less(t, at.Sub(noon), 100*24*time.Hour, "usage takes no space of the reserve")
+		refused = s.SaveSample(meter.Observation{At: at, Runs: up}, clock.Stamp{At: at})
+	}
+	require.ErrorContains(t, refused, "disk_full")
+	large := strings.Repeat("x", 2<<20)
+	require.NoError(t, s.UpdateMember(up[0].MemberID, func(m *state.Member) { m.Detail = large }))
+	require.NoError(t, s.Close())
+	s = d.open()
+	require.Equal(t, len(large), len(s.Members()[up[0].MemberID].Detail)) //nolint:testifylint // Len would print it
+}
+
 // After a restart on the full disk the store knows what it sealed before: it counts as unsent, and its space is given
 // back once the hub has archived it.
 func TestUsageFromBeforeAFullDiskIsKnownAfterARestart(t *testing.T) {
