@@ -52,7 +52,7 @@ func TestTheCommandRunsAnAppFromLoginToLedger(t *testing.T) {
 	requireEveryFormat(t, ci, i.ID, "instances", "list")
 	require.Contains(t, ci.MustRun("instances", "events", "cli"), "apps.instance.running")
 	require.Contains(t, ci.MustRun("events", "--type", "apps.instance"), "apps.instance.running")
-	require.NotEmpty(t, ci.MustRun("instances", "logs", "cli", "--tail", "5"))
+	ci.AwaitLog("\n", "instances", "logs", "cli", "--tail", "5")
 	requireEveryFormat(t, s, w.Agent.Ready.NodeID, "nodes", "list")
 	require.Equal(t, client.NodeStatusOnline, harness.AsJSON[client.Node](s, "nodes", "get", w.Agent.Ready.NodeID).Status)
 
@@ -329,7 +329,9 @@ func requireLocalCommands(w *harness.Testbed, s *harness.Shell, i client.AppInst
 	require.Equal(w.T, "ready", workloads[0].Status)
 	require.Equal(w.T, i.Endpoints[0].URL, workloads[0].Endpoints[0].URL)
 	require.Contains(w.T, ask("workloads"), workloads[0].MemberID)
-	require.NotEmpty(w.T, ask("logs", workloads[0].MemberID))
+	w.Eventually("the agent prints the log", func() error {
+		return harness.Pending(nil, ask("logs", workloads[0].MemberID) != "")
+	})
 	var checks []struct {
 		OK bool `json:"ok"`
 	}

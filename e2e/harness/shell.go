@@ -61,6 +61,14 @@ func (s *Shell) MustRun(args ...string) string {
 	return r.Out
 }
 
+// AwaitLog waits until the command prints a log with this text: what a container writes is in its log a moment later.
+func (s *Shell) AwaitLog(text string, args ...string) {
+	s.Testbed.T.Helper()
+	s.Testbed.Eventually("the log has "+text, func() error {
+		return Pending(nil, strings.Contains(s.MustRun(args...), text))
+	})
+}
+
 // Fails runs the command, which must end with this code and say these words.
 func (s *Shell) Fails(code int, words string, args ...string) {
 	s.Testbed.T.Helper()

@@ -29,7 +29,7 @@ func (l *fieldLife) requireLogs() {
 		"vllm":    fmt.Sprintf("a stand-in for vLLM: it computes nothing\" model=org/model gpus=%d ", l.GPUs),
 		"monitor": "listening", "prepare": "exiting",
 	} {
-		require.Contains(l.T, l.user.MustRun("logs", "--project", "main", l.Name, "--service", service), line)
+		l.user.AwaitLog(line, "logs", "--project", "main", l.Name, "--service", service)
 	}
 }
 

@@ -190,7 +190,7 @@ func (l *life) use() {
 }
 
 func (l *life) requireLogs() {
-	require.Contains(l.T, l.user.MustRun("logs", "--project", "main", l.Name), "302 GET /")
+	l.user.AwaitLog("302 GET /", "logs", "--project", "main", l.Name)
 }
 
 func (l *life) requirePackages() {
