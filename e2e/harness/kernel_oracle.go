@@ -211,10 +211,12 @@ func (o *KernelOracle) awaitEnd(ctx context.Context, fd int, l *ContainerProcess
 }
 
 // awaitShim notes how long the shim waits until it must have noted the end. containerd's shim holds the lock of a
-// container's process while runc sends it a signal.
+// container's process while runc sends it a signal. Until its waits are read first, and after they were read last, it
+// may have waited all the time: this process waits for a processor, too.
 func (o *KernelOracle) awaitShim(ctx context.Context, l *ContainerProcess) {
 	waits, err := waitsForProcessor(l.shim)
-	senders, sentAt := signalSenders(l.shim), l.EndedAt
+	senders, sentAt, readAt := signalSenders(l.shim), l.EndedAt, time.Now()
+	o.addWait(l, readAt.Sub(l.EndedAt))
 	for tick := time.NewTicker(kernelPollInterval); err == nil && time.Since(sentAt) < noticeTime; {
 		select {
 		case <-ctx.Done():
@@ -223,20 +225,27 @@ func (o *KernelOracle) awaitShim(ctx context.Context, l *ContainerProcess) {
 		}
 		var now map[string]time.Duration
 		if now, err = waitsForProcessor(l.shim); err != nil {
-			return // the shim has ended as well
+			o.addWait(l, time.Since(readAt)) // the shim has ended as well
+			return
 		}
-		o.mu.Lock()
+		readAt = time.Now()
 		if len(senders) > 0 {
-			l.Waited, sentAt = l.Waited+time.Since(sentAt), time.Now()
+			o.addWait(l, time.Since(sentAt))
+			sentAt = time.Now()
 			still := signalSenders(l.shim)
 			senders = slices.DeleteFunc(senders, func(pid int) bool { return !slices.Contains(still, pid) })
 		}
 		for thread, wait := range now {
-			l.Waited += wait - waits[thread]
+			o.addWait(l, wait-waits[thread])
 		}
-		o.mu.Unlock()
 		maps.Copy(waits, now)
 	}
+}
+
+func (o *KernelOracle) addWait(l *ContainerProcess, d time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	l.Waited += d
 }
 
 // Processes returns the processes so far, by container.
