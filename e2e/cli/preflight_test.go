@@ -417,8 +417,8 @@ func TestTheAgentReportsMisconfigurationsAndChangesNothing(t *testing.T) {
 	require.NotEqual(t, running.Ready.NodeID, a.Ready.NodeID)
 }
 
-// awaitAccepted waits until the hub has recorded that the node accepted its newest state: what it changes of the node
-// last.
+// awaitAccepted waits until the hub has recorded that the node accepted its newest state. After that nothing changes
+// the node's row.
 func awaitAccepted(w *harness.Testbed, nodeID string) {
 	w.T.Helper()
 	db := w.Database()

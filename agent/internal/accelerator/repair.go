@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/pkg/daemon"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -238,9 +239,6 @@ func (i *Inventory) runTest(ctx context.Context, a *protocol.Accelerator) error 
 	return nil
 }
 
-// lockPoll is the pause between two tries to lock an accelerator.
-const lockPoll = 100 * time.Millisecond
-
 // lock waits until no program of an earlier agent tests or resets the accelerator: a kill of the agent does not end it.
 // The program that this agent starts next inherits the locked file. unlock unlocks it for all that have it (flock(2)).
 func (i *Inventory) lock(ctx context.Context, id string) (inherit []*os.File, unlock func(), err error) {
@@ -256,22 +254,12 @@ func (i *Inventory) lock(ctx context.Context, id string) (inherit []*os.File, un
 	}
 	ctx, cancel := context.WithTimeout(ctx, testTimeout)
 	defer cancel()
-	for {
-		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return []*os.File{file}, func() {
-				_ = errors.Join(unix.Flock(int(file.Fd()), unix.LOCK_UN), file.Close())
-			}, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, nil, errors.Join(err, file.Close())
-		}
-		select {
-		case <-ctx.Done():
-			return nil, nil, errors.Join(errors.New("a program of an earlier agent still uses it"), file.Close())
-		case <-time.After(lockPoll):
-		}
+	if err := daemon.AwaitLock(ctx, file); err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("a program of an earlier agent still uses it: %w", err), file.Close())
 	}
+	return []*os.File{file}, func() {
+		_ = errors.Join(unix.Flock(int(file.Fd()), unix.LOCK_UN), file.Close())
+	}, nil
 }
 
 // reset resets an accelerator that no container has.

@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// slotPatience is how long an action keeps its slot while it works on a volume.
-const slotPatience = time.Second
+// maxSlotOnVolume is how long an action keeps its slot while it works on a volume.
+const maxSlotOnVolume = time.Second
 
 // actionSlot is the slot of one action among those of all actions. The action gives it back while it works on a volume
-// for longer than slotPatience: copies of large volumes in all slots would delay every other member for hours.
+// for longer than maxSlotOnVolume: copies of large volumes in all slots would delay every other member for hours.
 type actionSlot struct {
 	slots chan struct{}
 
@@ -39,7 +39,7 @@ func onVolumes(ctx context.Context, work func() error) error {
 		return work()
 	}
 	var ended, left bool // mu guards them
-	timer := time.AfterFunc(slotPatience, func() {
+	timer := time.AfterFunc(maxSlotOnVolume, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if !ended {

@@ -20,16 +20,9 @@ func TestLaw13ContainersThatTakeTheirGraceDelayNoOtherMember(t *testing.T) {
 		w := newTwin(t, 1)
 		defer func() { w.kill() }()
 		w.script.change(func(s *script) { s.takes["stop"] = 10 * time.Minute })
-		run := func(member string) string {
-			id := member + ".1"
-			w.machine.containers[id] = &box{spec: &protocol.Service{}, Container: runtime.Container{
-				ID: id, MemberID: member, Service: "app", State: runtime.StateRunning, StartedAt: w.rtc(),
-			}}
-			return id
-		}
 		w.machine.mu.Lock()
 		for n := range 100 {
-			run(fmt.Sprintf("slow%03d", n))
+			w.addContainer(fmt.Sprintf("slow%03d", n))
 		}
 		w.machine.mu.Unlock()
 		v, parts := w.hub.desired()
@@ -38,7 +31,7 @@ func TestLaw13ContainersThatTakeTheirGraceDelayNoOtherMember(t *testing.T) {
 		synctest.Wait()
 
 		w.machine.mu.Lock()
-		other := run("other")
+		other := w.addContainer("other")
 		w.machine.mu.Unlock()
 		w.machine.end(other, runtime.StateExited, 0)
 		time.Sleep(time.Minute)
@@ -50,13 +43,21 @@ func TestLaw13ContainersThatTakeTheirGraceDelayNoOtherMember(t *testing.T) {
 	})
 }
 
+// addContainer has a container of a member run that the agent does not know. The caller holds the machine's mu.
+func (w *twin) addContainer(member string) (id string) {
+	id = member + ".1"
+	w.machine.containers[id] = &box{spec: &protocol.Service{}, Container: runtime.Container{
+		ID: id, MemberID: member, Service: "app", State: runtime.StateRunning, StartedAt: w.rtc(),
+	}}
+	return id
+}
+
 // The copies of many members' volumes may take hours. The action that is due for another member is done meanwhile.
 func TestLaw13CopiesOfVolumesDelayNoOtherMember(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, 1)
 		defer func() { w.kill() }()
 		w.script.change(func(s *script) { s.takes["detach"] = 10 * time.Minute })
-		const other = "other.1"
 		w.machine.mu.Lock()
 		for n := range 100 {
 			w.machine.networks[network.ID(fmt.Sprintf("slow%03d", n), "app")] = true
@@ -69,9 +70,7 @@ func TestLaw13CopiesOfVolumesDelayNoOtherMember(t *testing.T) {
 
 		w.machine.mu.Lock()
 		require.Empty(t, w.machine.networks, "all wait for their volumes")
-		w.machine.containers[other] = &box{spec: &protocol.Service{}, Container: runtime.Container{
-			ID: other, MemberID: "other", Service: "app", State: runtime.StateRunning, StartedAt: w.rtc(),
-		}}
+		other := w.addContainer("other")
 		w.machine.mu.Unlock()
 		w.machine.end(other, runtime.StateExited, 0)
 		time.Sleep(time.Minute)
