@@ -279,7 +279,7 @@ func wire(ctx context.Context, b base) (*hub, error) {
 	}
 	queries := &query.Service{
 		DB: b.db, Registry: registry, Generations: dispatch.NewestGenerations, ImagePull: b.nodelink.ImagePull,
-		Tail: tail, Cache: query.NewInstanceCache(),
+		Tail: tail, Cache: query.NewInstanceCache(b.db),
 	}
 	server := &httpapi.Server{
 		Version:      daemon.Version(),

@@ -109,7 +109,7 @@ func serverOn(d *db.DB, sealer idempotency.Sealer, keys *trust.Keys) *Server {
 			CertificateTTL: time.Hour,
 		},
 		Queries: &query.Service{
-			DB: d, Tail: event.NewTail(d), Cache: query.NewInstanceCache(),
+			DB: d, Tail: event.NewTail(d), Cache: query.NewInstanceCache(d),
 			Generations: func(_ context.Context, _ db.Tx, ids ...string) (map[string]uint64, error) {
 				one := map[string]uint64{}
 				for _, id := range ids {

@@ -265,15 +265,17 @@ type Version struct {
 	UpdatedAt time.Time
 }
 
-// VersionOf reads the version of an instance. While it is the same, so is all of the instance, but for the heartbeats
-// of external workers.
-func VersionOf(ctx context.Context, tx db.Tx, id string) (v Version, err error) {
-	err = tx.QueryRow(ctx, `SELECT resource_version, updated_at FROM app_instances WHERE id = $1`, id).
-		Scan(&v.No, &v.UpdatedAt)
-	if db.IsNoRows(err) {
-		err = errNotFound()
-	}
-	return v, err
+// Versions reads the versions of instances, by id; those that are not there are left out. While the version of an
+// instance is the same, so is all of it, but for the heartbeats of external workers.
+func Versions(ctx context.Context, tx db.Tx, ids []string) (map[string]Version, error) {
+	var (
+		id  string
+		v   Version
+		all = make(map[string]Version, len(ids))
+	)
+	err := db.ForEach(ctx, tx, []any{&id, &v.No, &v.UpdatedAt}, func() { all[id] = v },
+		`SELECT id, resource_version, updated_at FROM app_instances WHERE id = ANY($1::UUID[])`, ids)
+	return all, err
 }
 
 // selectOne also gives the log lines of the caller's work the instance's fields.

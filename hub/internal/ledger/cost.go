@@ -3,6 +3,8 @@ package ledger
 import (
 	"cmp"
 	"context"
+	"encoding/json"
+	"fmt"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/billing"
@@ -61,22 +63,35 @@ type Cost struct {
 	PerHourNanos int64
 }
 
-// CostOf sums the cost of an instance's members, with one statement; it is zero where there is no such instance.
-func CostOf(ctx context.Context, tx db.Tx, instanceID string) (Cost, error) {
-	if !db.IsID(instanceID) {
-		return Cost{}, nil
-	}
-	members, err := accountsOf(ctx, tx, instanceID)
-	if err != nil {
-		return Cost{}, err
-	}
-	var out Cost
-	for _, m := range members {
+// Accounts are what is booked of instances' members, by instance id.
+type Accounts map[string][]account
+
+// Cost sums the cost of an instance's members; it is zero where there is no such instance.
+func (a Accounts) Cost(instanceID string) (out Cost, err error) {
+	for _, m := range a[instanceID] {
+		var prices []billing.FrozenPrice
+		if m.prices != nil {
+			if err := json.Unmarshal(m.prices, &prices); err != nil {
+				return Cost{}, fmt.Errorf("ledger: prices of member %s: %w", m.subject.ID, err)
+			}
+		}
 		out.SpentNanos += m.hold.Posted
 		out.HeldNanos += m.hold.Balance()
-		_, nanos := rates(m.subject, m.prices)
+		_, nanos := rates(m.subject, prices)
 		out.PerHourNanos += nanos
 		out.Currency = cmp.Or(m.currency, m.hold.currency, out.Currency)
 	}
 	return out, nil
+}
+
+// CostOf reads the accounts of one instance and sums its cost.
+func CostOf(ctx context.Context, tx db.Tx, instanceID string) (Cost, error) {
+	if !db.IsID(instanceID) {
+		return Cost{}, nil
+	}
+	accounts, err := ReadAccounts(ctx, tx, []string{instanceID})
+	if err != nil {
+		return Cost{}, err
+	}
+	return accounts.Cost(instanceID)
 }

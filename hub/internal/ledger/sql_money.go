@@ -206,25 +206,29 @@ type account struct {
 	subject  Subject
 	hold     hold
 	currency string
-	prices   []billing.FrozenPrice
+	// prices is the JSON of []billing.FrozenPrice: one that cannot be read fails its own instance alone.
+	prices []byte
 }
 
-// accountsOf are those of an instance's members.
-func accountsOf(ctx context.Context, tx db.Tx, instanceID string) ([]account, error) {
-	return db.Select(ctx, tx, func(row pgx.CollectableRow) (a account, err error) {
-		var prices []byte
-		if err := row.Scan(&a.subject.ID, &a.subject.CPUMillis, &a.subject.MemoryBytes, &a.subject.Accelerators,
-			&a.hold.currency, &a.hold.Placed, &a.hold.Posted, &a.hold.Released,
-			&a.currency, &prices); err != nil || prices == nil {
-			return a, err
-		}
-		return a, json.Unmarshal(prices, &a.prices)
+// ReadAccounts reads the accounts of instances with one statement.
+func ReadAccounts(ctx context.Context, tx db.Tx, instanceIDs []string) (Accounts, error) {
+	var (
+		id  string
+		a   account
+		all = make(Accounts, len(instanceIDs))
+	)
+	err := db.ForEach(ctx, tx, []any{
+		&id, &a.subject.ID, &a.subject.CPUMillis, &a.subject.MemoryBytes, &a.subject.Accelerators,
+		&a.hold.currency, &a.hold.Placed, &a.hold.Posted, &a.hold.Released, &a.currency, &a.prices,
+	}, func() {
+		all[id] = append(all[id], a)
 	},
-		`SELECT s.id, s.cpu_millis, s.memory_bytes, s.accelerators, coalesce(h.currency, ''), coalesce(h.placed_nanos, 0),
-			coalesce(h.posted_nanos, 0), coalesce(h.released_nanos, 0),
+		`SELECT s.app_instance_id, s.id, s.cpu_millis, s.memory_bytes, s.accelerators, coalesce(h.currency, ''),
+			coalesce(h.placed_nanos, 0), coalesce(h.posted_nanos, 0), coalesce(h.released_nanos, 0),
 			coalesce(l.currency, ''), l.prices
 		FROM subjects s LEFT JOIN holds h ON h.node_id = s.node_id AND h.subject_id = s.id
 		LEFT JOIN leases l ON l.node_id = s.node_id AND l.subject_id = s.id AND l.lease_no = s.lease_no
 			AND s.closed_at IS NULL
-		WHERE s.app_instance_id = $1 AND s.kind = 'member' ORDER BY s.id`, instanceID)
+		WHERE s.app_instance_id = ANY($1::UUID[]) AND s.kind = 'member' ORDER BY s.id`, instanceIDs)
+	return all, err
 }

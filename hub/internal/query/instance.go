@@ -40,7 +40,7 @@ func (s *Service) Instance(ctx context.Context, p iam.Principal, projectID, id s
 	var before *Instance
 	w.unsignalled = true // pulls
 	return await(ctx, s, id, w, func() (Instance, int64, error) {
-		i, err := db.Query(ctx, s.DB, func(tx db.Tx) (Instance, error) { return s.readInstance(ctx, tx, p, projectID, id) })
+		i, err := s.readInstance(ctx, p, projectID, id)
 		i.Pulls = s.pulls(i.Members)
 		version := i.ResourceVersion
 		if before == nil {
@@ -68,30 +68,35 @@ func (s *Service) pulls(members []instance.Member) map[string]*protocol.ImagePul
 	return pulls
 }
 
-// readInstance reads what it can in one round trip: what the instance costs, too, which the caller gets only where it
-// may read the instance. Where the instance is as it was read last, that is all, and its version.
-func (s *Service) readInstance(ctx context.Context, tx db.Tx, p iam.Principal, projectID, id string) (Instance, error) {
-	var (
-		out     Instance
-		version instance.Version
-	)
-	cached, known := s.Cache.get(id)
-	known = known && cached.instance.ProjectID == projectID
-	err := db.Together(ctx, tx, func(tx db.Tx) (err error) {
-		if known {
-			version, err = instance.VersionOf(ctx, tx, id)
-		} else {
-			cached.instance, err = instance.Get(ctx, tx, projectID, id)
+// readInstance asks the database for the version and the cost of an instance that is as it was read last, and else for
+// all of it.
+func (s *Service) readInstance(ctx context.Context, p iam.Principal, projectID, id string) (Instance, error) {
+	if cached, known := s.Cache.get(id); known && cached.instance.ProjectID == projectID {
+		now, err := s.Cache.states.read(ctx, id)
+		if err != nil {
+			return Instance{}, err
 		}
+		if now.found && cached.has(now.version) {
+			return granted(ctx, p, cached, now.cost)
+		}
+	}
+	return db.Query(ctx, s.DB, func(tx db.Tx) (Instance, error) { return s.readWhole(ctx, tx, p, projectID, id) })
+}
+
+// readWhole reads what it can in one round trip: what the instance costs, too, which the caller gets only where it may
+// read the instance.
+func (s *Service) readWhole(ctx context.Context, tx db.Tx, p iam.Principal, projectID, id string) (Instance, error) {
+	var (
+		read cachedInstance
+		cost ledger.Cost
+	)
+	err := db.Together(ctx, tx, func(tx db.Tx) (err error) {
+		read.instance, err = instance.Get(ctx, tx, projectID, id)
 		return err
 	}, func(tx db.Tx) (err error) {
-		out.Cost, err = ledger.CostOf(ctx, tx, id)
+		cost, err = ledger.CostOf(ctx, tx, id)
 		return err
 	})
-	if err == nil && known && !cached.has(version) {
-		known = false
-		cached.instance, err = instance.Get(ctx, tx, projectID, id)
-	}
 	if fault.Is(err, fault.NotFound) {
 		// Check access before reporting NotFound, so that a caller without access learns nothing.
 		if _, denied := access.Instance(p, iam.InstanceRead, projectID, id)(ctx, tx); denied != nil {
@@ -101,23 +106,28 @@ func (s *Service) readInstance(ctx context.Context, tx db.Tx, p iam.Principal, p
 	if err != nil {
 		return Instance{}, err
 	}
-	i := cached.instance
-	telemetry.SetFields(ctx, i.LogFields())
-	// The instance names its org: a statement less than reading the project, in a read that is polled.
-	if err := iam.AuthorizeOn(p, iam.InstanceRead, i.OrgID, i.ProjectID, i.ID); err != nil {
+	out, err := granted(ctx, p, read, cost)
+	if err != nil {
 		return Instance{}, err
 	}
-	if !known {
-		if cached.services, err = instance.Topology(ctx, tx, i); err != nil {
-			return Instance{}, err
-		}
-		if cached.hostnames, err = hostnames(ctx, tx, i.Members); err != nil {
-			return Instance{}, err
-		}
-		s.Cache.keep(cached)
+	if out.Services, err = instance.Topology(ctx, tx, out.Instance); err != nil {
+		return Instance{}, err
 	}
-	out.Instance, out.Services, out.Hostnames = i, cached.services, cached.hostnames
+	if out.Hostnames, err = hostnames(ctx, tx, out.Members); err != nil {
+		return Instance{}, err
+	}
+	s.Cache.keep(cachedInstance{out.Instance, out.Services, out.Hostnames})
 	return out, nil
+}
+
+// granted is an instance for a caller who may read it. The instance names its org: a statement less than reading the
+// project, in a read that is polled.
+func granted(ctx context.Context, p iam.Principal, i cachedInstance, cost ledger.Cost) (Instance, error) {
+	telemetry.SetFields(ctx, i.instance.LogFields())
+	if err := iam.AuthorizeOn(p, iam.InstanceRead, i.instance.OrgID, i.instance.ProjectID, i.instance.ID); err != nil {
+		return Instance{}, err
+	}
+	return Instance{Instance: i.instance, Cost: cost, Hostnames: i.hostnames, Services: i.services}, nil
 }
 
 // hostnames returns the names of the nodes of the members with endpoints.

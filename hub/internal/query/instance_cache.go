@@ -5,6 +5,7 @@ import (
 
 	lru "github.com/hashicorp/golang-lru/v2"
 
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -16,7 +17,8 @@ const maxInstanceCache = 1024
 // for little more than its version. It never answers by itself: another process may have changed the instance. Make one
 // with NewInstanceCache; a nil one caches nothing.
 type InstanceCache struct {
-	of *lru.Cache[string, cachedInstance]
+	of     *lru.Cache[string, cachedInstance]
+	states instanceStates
 }
 
 // cachedInstance is an instance with what changes with its version only. It is shared: nothing of it is ever written.
@@ -27,10 +29,10 @@ type cachedInstance struct {
 	hostnames map[string]string
 }
 
-// NewInstanceCache makes an empty cache.
-func NewInstanceCache() *InstanceCache {
+// NewInstanceCache makes an empty cache of instances of d.
+func NewInstanceCache(d *db.DB) *InstanceCache {
 	of, _ := lru.New[string, cachedInstance](maxInstanceCache) // it refuses sizes below 1 only
-	return &InstanceCache{of: of}
+	return &InstanceCache{of: of, states: newInstanceStates(d)}
 }
 
 func (r *InstanceCache) get(id string) (cachedInstance, bool) {

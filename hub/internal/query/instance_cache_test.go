@@ -5,12 +5,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -24,7 +26,7 @@ type cachingReader struct {
 
 func newCachingReader(t *testing.T) cachingReader {
 	w := commandtest.New(t)
-	return cachingReader{w, query.Service{DB: w.DB, Cache: query.NewInstanceCache()}}
+	return cachingReader{w, query.Service{DB: w.DB, Cache: query.NewInstanceCache(w.DB)}}
 }
 
 // read reads an instance that may be cached, and again.
@@ -101,4 +103,89 @@ func TestACachedInstanceIsReadByThoseWhoMay(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
 	_, err = r.service.Instance(t.Context(), r.User, project.ID, i.ID, query.Watch{})
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
+}
+
+// Of states that are read together each is its own instance's, and one that cannot be read harms no other.
+func TestStatesAreReadTogether(t *testing.T) {
+	w := commandtest.New(t)
+	i := w.Running()
+	other, err := w.Commands().CreateInstance(t.Context(), w.Meta("other"), w.InstanceInput())
+	require.NoError(t, err)
+	w.Exec(`UPDATE holds SET posted_nanos = 7 WHERE subject_id = $1`, i.Members[0].ID)
+	ids := []string{i.ID, uuid.NewString(), other.ID, i.ID}
+	want := make([]ledger.Cost, len(ids))
+	w.Tx(func(ctx context.Context, tx db.Tx) (err error) {
+		for n, id := range ids {
+			if want[n], err = ledger.CostOf(ctx, tx, id); err != nil {
+				break
+			}
+		}
+		return err
+	})
+	require.EqualValues(t, 7, want[0].SpentNanos)
+	require.Zero(t, want[2].SpentNanos)
+	require.Positive(t, want[2].HeldNanos)
+
+	found, costs, errs := query.StatesTogether(t.Context(), w.DB, ids...)
+	require.Equal(t, []bool{true, false, true, true}, found)
+	require.Equal(t, want, costs)
+	require.Equal(t, make([]error, len(ids)), errs)
+
+	w.Exec(`UPDATE leases SET prices = '{}' WHERE subject_id = $1`, i.Members[0].ID)
+	_, costs, errs = query.StatesTogether(t.Context(), w.DB, i.ID, other.ID)
+	require.ErrorContains(t, errs[0], i.Members[0].ID)
+	require.NoError(t, errs[1])
+	require.Equal(t, want[2], costs[1])
+}
+
+// A caller who goes while the database is slow gets an error at once; those who came later get their answers.
+func TestACallerWhoLeavesEndsNoOthersRead(t *testing.T) {
+	r := newCachingReader(t)
+	i := r.Running()
+	want := r.read(i.ID)
+	locked, unlock, released := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() {
+		released <- db.WriteTx(context.WithoutCancel(t.Context()), r.DB, func(tx db.Tx) error {
+			_, err := tx.Exec(t.Context(), `LOCK TABLE app_instances IN ACCESS EXCLUSIVE MODE`)
+			close(locked)
+			<-unlock
+			return err
+		})
+	}()
+	<-locked
+
+	type answer struct {
+		instance query.Instance
+		err      error
+	}
+	ask := func(ctx context.Context) chan answer {
+		answers := make(chan answer, 1)
+		go func() {
+			got, err := r.service.Instance(ctx, r.User, r.Project.ID, i.ID, query.Watch{})
+			answers <- answer{got, err}
+		}()
+		return answers
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	leaver := ask(ctx)
+	require.Eventually(t, func() bool {
+		n, err := db.Query(t.Context(), r.DB, func(tx db.Tx) (int64, error) {
+			return db.Value[int64](t.Context(), tx, `SELECT count(*) FROM pg_locks l
+				JOIN pg_database d ON d.oid = l.database AND d.datname = current_database()
+				WHERE NOT l.granted AND l.relation = 'app_instances'::regclass`)
+		})
+		return err == nil && n == 1
+	}, time.Minute, time.Millisecond)
+	others := []chan answer{ask(t.Context()), ask(t.Context())}
+	leave()
+	left := <-leaver
+	require.True(t, fault.Is(left.err, fault.Unavailable), "%v", left.err)
+
+	close(unlock)
+	require.NoError(t, <-released)
+	for _, other := range others {
+		got := <-other
+		require.NoError(t, got.err)
+		require.Equal(t, want, got.instance)
+	}
 }
