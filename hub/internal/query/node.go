@@ -56,18 +56,37 @@ func (s *Service) Nodes(ctx context.Context, p iam.Principal, f NodeFilter) ([]N
 // Node reads one node.
 func (s *Service) Node(ctx context.Context, p iam.Principal, id string, w Watch) (Node, error) {
 	return await(ctx, s, id, w, func() (Node, int64, error) {
-		n, err := read(ctx, s, access.Platform(p, iam.NodeRead), func(tx db.Tx, _ access.Nothing) (Node, error) {
-			n, err := fleet.Get(ctx, tx, id)
-			if err != nil {
-				return Node{}, err
-			}
-			out, err := s.withFacts(ctx, tx, n)
-			if err != nil {
-				return Node{}, err
-			}
-			return out[0], nil
-		})
+		n, err := s.readNode(ctx, p, id)
 		return n, n.ResourceVersion, err
+	})
+}
+
+// readNode reads a node in one round trip. What is stored beside its row may be newer than its version.
+func (s *Service) readNode(ctx context.Context, p iam.Principal, id string) (Node, error) {
+	if err := iam.Authorize(p, iam.NodeRead, "", ""); err != nil {
+		return Node{}, err
+	}
+	return db.Query(ctx, s.DB, func(tx db.Tx) (Node, error) {
+		var (
+			n      fleet.Node
+			beside []Node
+		)
+		err := db.Together(ctx, tx, func(tx db.Tx) (err error) {
+			n, err = fleet.Get(ctx, tx, id)
+			return err
+		}, func(tx db.Tx) (err error) {
+			if db.IsID(id) {
+				beside, err = s.withFacts(ctx, tx, fleet.Node{ID: id})
+			}
+			return err
+		})
+		if err != nil {
+			return Node{}, err
+		}
+		out := beside[0]
+		n.Facts = out.Facts
+		out.Node = n
+		return out, nil
 	})
 }
 
