@@ -79,7 +79,8 @@ func (e eventStream) VisitStreamEventsResponse(w http.ResponseWriter) error {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(http.StatusOK)
-	out := newTransferWriter(w, transferTimeout)
+	out := newStreamWriter(w, transferTimeout, eventKeepAlive)
+	defer out.End()
 	out.Flush()
 	if e.follow {
 		if err := out.Send(e.place()); err != nil {
@@ -117,7 +118,7 @@ func (e eventStream) VisitStreamEventsResponse(w http.ResponseWriter) error {
 }
 
 // send writes the events that there are. Where changed is nil, there may be more.
-func (e eventStream) send(ctx context.Context, out transferWriter) (changed <-chan struct{}, ended bool, err error) {
+func (e eventStream) send(ctx context.Context, out *streamWriter) (changed <-chan struct{}, ended bool, err error) {
 	events, changed, ended, err := e.reader.Read(ctx)
 	if err != nil || len(events) == 0 {
 		return changed, ended, err

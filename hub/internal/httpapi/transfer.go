@@ -53,17 +53,6 @@ func (w transferWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Send writes and flushes a piece.
-func (w transferWriter) Send(p []byte) error {
-	_ = w.deadlines.SetWriteDeadline(time.Now().Add(w.piece))
-	_, err := w.ResponseWriter.Write(p)
-	if err == nil {
-		err = w.deadlines.Flush()
-	}
-	_ = w.deadlines.SetWriteDeadline(time.Time{})
-	return err
-}
-
 // Flush implements http.Flusher.
 func (w transferWriter) Flush() {
 	_ = w.deadlines.SetWriteDeadline(time.Now().Add(w.piece))
@@ -73,3 +62,32 @@ func (w transferWriter) Flush() {
 
 // Unwrap is for http.ResponseController.
 func (w transferWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// streamWriter sends small pieces, each at the latest keepAlive after the last one.
+type streamWriter struct {
+	transferWriter
+	keepAlive time.Duration
+	deadline  time.Time
+}
+
+// newStreamWriter is newTransferWriter for a stream. End it once nothing is sent any more.
+func newStreamWriter(w http.ResponseWriter, piece, keepAlive time.Duration) *streamWriter {
+	return &streamWriter{transferWriter: newTransferWriter(w, piece), keepAlive: keepAlive}
+}
+
+// Send writes and flushes a piece. To move the deadline takes about a tenth of the time that a piece takes. So it stays
+// where it is while it is at least two pauses away; no pause reaches it.
+func (w *streamWriter) Send(p []byte) error {
+	if now := time.Now(); w.deadline.Sub(now) < 2*w.keepAlive {
+		w.deadline = now.Add(w.piece)
+		_ = w.deadlines.SetWriteDeadline(w.deadline)
+	}
+	_, err := w.ResponseWriter.Write(p)
+	if err == nil {
+		err = w.deadlines.Flush()
+	}
+	return err
+}
+
+// End lifts the deadline, which is not for what the server writes after the stream.
+func (w *streamWriter) End() { _ = w.deadlines.SetWriteDeadline(time.Time{}) }

@@ -89,13 +89,24 @@ func (r *EventReader) Read(ctx context.Context) (events []event.Numbered, _ <-ch
 			changed = nil
 		}
 	}
-	for _, e := range read {
+	return r.visible(read), changed, v.Closed, nil
+}
+
+// visible returns those of read that the caller wants and may see; they are still those of all readers.
+func (r *EventReader) visible(read []event.Numbered) []event.Numbered {
+	var events []event.Numbered
+	for i := range read {
+		e := &read[i]
 		r.after = e.Pos
-		if r.wants(e.Event) && r.MaySee(e.Event) {
-			events = append(events, e)
+		switch {
+		case !r.wants(&e.Event) || !r.maySee(&e.Event):
+		case len(events) == i:
+			events = read[: i+1 : i+1]
+		default:
+			events = append(events, *e)
 		}
 	}
-	return events, changed, v.Closed, nil
+	return events
 }
 
 // Position is that of the last event that Read has read, whether the caller may see it or not.
@@ -122,7 +133,7 @@ func (r *EventReader) stored(ctx context.Context) ([]event.Numbered, error) {
 	return event.After(ctx, r.service.DB, r.after, orgID, r.filter.ProjectID)
 }
 
-func (r *EventReader) wants(e event.Event) bool {
+func (r *EventReader) wants(e *event.Event) bool {
 	f := r.filter
 	return (f.OrgID == "" || f.OrgID == e.OrgID) && (f.ProjectID == "" || f.ProjectID == e.ProjectID) &&
 		(f.Subject == "" || f.Subject == e.Subject) && f.wantsType(e.Type)
@@ -135,7 +146,9 @@ func (f EventFilter) wantsType(t string) bool {
 }
 
 // MaySee reports whether the caller may see an event.
-func (r *EventReader) MaySee(e event.Event) bool {
+func (r *EventReader) MaySee(e event.Event) bool { return r.maySee(&e) }
+
+func (r *EventReader) maySee(e *event.Event) bool {
 	s := eventScope{permissionOf(e), e.OrgID, e.ProjectID}
 	may, known := r.may[s]
 	if !known {
@@ -147,7 +160,7 @@ func (r *EventReader) MaySee(e event.Event) bool {
 
 // permissionOf is what a caller needs to see an event. People of no org are for platform admins alone: what belongs to
 // the platform is in every org, and the permission to read an org's users would reach them.
-func permissionOf(e event.Event) iam.Permission {
+func permissionOf(e *event.Event) iam.Permission {
 	if e.OrgID == "" && strings.HasPrefix(e.Type, "iam.") {
 		return iam.UserWrite
 	}

@@ -59,6 +59,6 @@ func TestAReaderOfAnOrgReadsItsEventsAlone(t *testing.T) {
 	org := db.NewID()
 	r := &EventReader{filter: EventFilter{OrgID: org}}
 	for of, want := range map[string]bool{org: true, db.NewID(): false, "": false} {
-		require.Equal(t, want, r.wants(event.Event{Type: "fleet.node.online", OrgID: of}), of)
+		require.Equal(t, want, r.wants(&event.Event{Type: "fleet.node.online", OrgID: of}), of)
 	}
 }
