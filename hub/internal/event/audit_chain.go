@@ -64,12 +64,10 @@ func chainOf(orgID string) string { return cmp.Or(orgID, uuid.Nil.String()) }
 // this hub numbers events, too.
 func (s *Sequencer) chainAudit(ctx context.Context) (int, error) {
 	return s.run(ctx, func(tx db.Tx) (int, error) {
-		l, err := selectLease(ctx, tx)
-		if err != nil || l.holder != s.Holder {
-			return 0, err
-		}
-		rows, err := selectAudit(ctx, tx, `WHERE number IS NULL ORDER BY id LIMIT $1`, auditBatch)
-		if err != nil || len(rows) == 0 {
+		l, rows, err := underLease(ctx, tx, func(tx db.Tx) ([]AuditRow, error) {
+			return selectAudit(ctx, tx, `WHERE number IS NULL ORDER BY id LIMIT $1`, auditBatch)
+		})
+		if err != nil || l.holder != s.Holder || len(rows) == 0 {
 			return 0, err
 		}
 		heads, err := selectHeads(ctx, tx, rows)

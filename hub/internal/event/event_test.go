@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -200,6 +201,38 @@ func TestOnlyTheHolderNumbersUntilItsLeaseEnds(t *testing.T) {
 	require.Equal(t, 1, pass(two), "the holder fell silent")
 	appendEvents(t, d, event.Event{Type: "apps.instance.running", Subject: "i", ResourceVersion: 3, At: now})
 	require.Zero(t, pass(one), "and lost its lease")
+}
+
+// interrupted calls before once, before its first Exec.
+type interrupted struct {
+	db.Tx
+	before *sync.Once
+	do     func()
+}
+
+func (i interrupted) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	i.before.Do(i.do)
+	return i.Tx.Exec(ctx, sql, args...)
+}
+
+// What a hub has read before it has the lease, another may have numbered meanwhile.
+func TestTheFirstLeaseIsHeldBeforeEventsAreRead(t *testing.T) {
+	d := dbtest.New(t)
+	one := &event.Sequencer{DB: d, Holder: "hub-1", Now: func() time.Time { return at(0) }}
+	two := &event.Sequencer{DB: d, Holder: "hub-2", Now: func() time.Time { return at(3600) }} // for it, the lease is over
+	appendEvents(t, d, event.Event{Type: "apps.instance.requested", Subject: "i", ResourceVersion: 1, At: at(0)})
+	var before sync.Once
+	two.WithTx(func(tx db.Tx) db.Tx {
+		return interrupted{tx, &before, func() {
+			n, err := one.Pass(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, 1, n)
+		}}
+	})
+	n, err := two.Pass(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, n)
+	require.Equal(t, int64(1), inOrder(t, d, "i")[0].Pos)
 }
 
 func TestNumbersStayDenseWhileManyWrite(t *testing.T) {

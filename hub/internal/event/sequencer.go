@@ -61,17 +61,15 @@ func (s *Sequencer) run(ctx context.Context, fn func(db.Tx) (int, error)) (int, 
 func (s *Sequencer) numberEvents(ctx context.Context) (int, error) {
 	return s.run(ctx, func(tx db.Tx) (int, error) {
 		now := s.Now()
-		l, err := selectLease(ctx, tx)
+		l, events, err := underLease(ctx, tx, func(tx db.Tx) ([]Event, error) {
+			return db.Select(ctx, tx, scanEvent,
+				`SELECT `+eventColumns+` FROM events WHERE pos IS NULL ORDER BY id LIMIT $1`, sequencerBatch)
+		})
 		if err != nil {
 			return 0, err
 		}
 		if l.holder != "" && l.holder != s.Holder && l.until.After(now) {
 			return 0, nil
-		}
-		events, err := db.Select(ctx, tx, scanEvent,
-			`SELECT `+eventColumns+` FROM events WHERE pos IS NULL ORDER BY id LIMIT $1`, sequencerBatch)
-		if err != nil {
-			return 0, err
 		}
 		// An idle hub renews its lease when half of it has passed, not in every pass.
 		if len(events) == 0 && l.holder == s.Holder && l.until.Sub(now) > sequencerLease/2 {

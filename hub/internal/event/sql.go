@@ -42,6 +42,24 @@ func selectLease(ctx context.Context, tx db.Tx) (lease, error) {
 	return lockLease(ctx, tx)
 }
 
+// underLease locks the lease row and reads what it guards in one round trip, the lock first.
+func underLease[T any](ctx context.Context, tx db.Tx, list func(tx db.Tx) ([]T, error)) (l lease, out []T, err error) {
+	err = db.Together(ctx, tx, func(tx db.Tx) (err error) {
+		l, err = lockLease(ctx, tx)
+		return err
+	}, func(tx db.Tx) (err error) {
+		out, err = list(tx)
+		return err
+	})
+	if !db.IsNoRows(err) {
+		return l, out, err
+	}
+	if l, err = selectLease(ctx, tx); err == nil {
+		out, err = list(tx)
+	}
+	return l, out, err
+}
+
 func lockLease(ctx context.Context, tx db.Tx) (l lease, err error) {
 	err = tx.QueryRow(ctx, `SELECT holder, lease_until, last_pos FROM event_sequencer WHERE name = 'events' FOR UPDATE`).
 		Scan(&l.holder, &l.until, &l.lastPos)
