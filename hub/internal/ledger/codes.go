@@ -12,7 +12,7 @@ const (
 	codeIDInvalid fault.Code = "id_invalid"
 	// codeInsufficientFunds: the org's wallet does not cover the request.
 	codeInsufficientFunds fault.Code = "insufficient_funds"
-	// codePriceCurrencyMissing: no price exists in the currency of the org's wallet.
+	// codePriceCurrencyMissing: a meter has prices, but none in the currency of the org's wallet.
 	codePriceCurrencyMissing fault.Code = "price_currency_missing"
 	// codePriceExists: a price of the same scope begins at the same time.
 	codePriceExists fault.Code = "price_exists"

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -320,7 +321,9 @@ func NoteIdle(ctx context.Context, tx db.Tx, nodeID string, idle map[string]bool
 	return noteIdle(ctx, tx, nodeID, ids, flags, now, now.Add(-billing.HoldMargin/2))
 }
 
-// freeze reads what the member's meters cost now, and settles its currency.
+// freeze reads what the member's meters cost now, and settles its currency. A member without a lease is refused where a
+// meter would cost it something in other currencies only. One that has a lease goes on: an admin who writes the first
+// price in another currency stops nobody.
 func freeze(ctx context.Context, tx db.Tx, s *subject, now time.Time) ([]billing.FrozenPrice, error) {
 	var rows []Price
 	currency := s.currency
@@ -336,9 +339,11 @@ func freeze(ctx context.Context, tx db.Tx, s *subject, now time.Time) ([]billing
 	if err != nil {
 		return nil, err
 	}
-	if s.currency, err = currencyOf(*s, currency, nodeMeters(), rows, now); err != nil {
+	chosen, err := currencyOf(*s, currency, nodeMeters(), rows, now)
+	if err != nil && s.leaseNo == 0 {
 		return nil, err
 	}
+	s.currency = cmp.Or(chosen, currency)
 	// Where the allocation itself is paid for, its time, processor and memory are; only what an app asks for itself is
 	// added.
 	if p, ok := at(schedule(rows, MeterAllocationSeconds, "", s.SKU, s.currency), now); ok && p.Nanos > 0 {
@@ -347,14 +352,33 @@ func freeze(ctx context.Context, tx db.Tx, s *subject, now time.Time) ([]billing
 	rows = s.ofSlice(rows)
 	var out []billing.FrozenPrice
 	for _, meter := range nodeMeters() {
-		if p, ok := at(schedule(rows, meter, s.AppSlug, s.SKU, s.currency), now); ok {
-			out = append(out, billing.FrozenPrice{
-				Meter: meter, PriceID: p.ID, Nanos: p.Nanos, PerQuantity: p.PerQuantity,
-				HostBasisPoints: p.HostBasisPoints,
-			})
+		if p, ok := s.frozen(rows, meter, s.currency, now); ok {
+			out = append(out, p)
+		} else if s.leaseNo == 0 && s.costsElsewhere(rows, meter, now) {
+			return nil, currencyMissing(meter, s.currency)
 		}
 	}
 	return out, nil
+}
+
+// frozen is what a meter costs the member now in a currency.
+func (s subject) frozen(rows []Price, meter, currency string, now time.Time) (billing.FrozenPrice, bool) {
+	p, ok := at(schedule(rows, meter, s.AppSlug, s.SKU, currency), now)
+	return billing.FrozenPrice{
+		Meter: meter, PriceID: p.ID, Nanos: p.Nanos, PerQuantity: p.PerQuantity, HostBasisPoints: p.HostBasisPoints,
+	}, ok
+}
+
+// costsElsewhere reports whether a meter would cost the member something in a currency other than its own.
+func (s subject) costsElsewhere(rows []Price, meter string, now time.Time) bool {
+	return slices.ContainsFunc(rows, func(r Price) bool {
+		p, ok := s.frozen(rows, meter, r.Currency, now)
+		if !ok || r.Meter != meter || r.Currency == s.currency {
+			return false
+		}
+		list, _ := rates(s.Subject, []billing.FrozenPrice{p})
+		return len(list) > 0
+	})
 }
 
 // ofSlice makes the prices of an accelerator's time those of the member's slice of 1/n: a n-th, paid for n times the

@@ -102,6 +102,51 @@ func TestNothingIsFreeForWantOfAPriceInTheWalletsCurrency(t *testing.T) {
 	require.Equal(t, "EUR", w.lease(w.member(), time.Hour).GetCurrency())
 }
 
+// The first price that an admin writes stops nobody who runs, whatever its currency.
+func TestTheFirstPriceInAnotherCurrencyStopsNoMember(t *testing.T) {
+	w := newWorld(t)
+	w.credit("100")
+	s := w.member()
+	w.lease(s, time.Minute)
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds, Currency: "USD"}, "1")
+	w.now = w.now.Add(time.Minute)
+	require.Empty(t, w.lease(s, time.Minute).GetPrices())
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds, Currency: "EUR"}, "1")
+	w.now = w.now.Add(time.Minute)
+	require.Equal(t, "EUR", w.lease(s, time.Minute).GetCurrency())
+}
+
+// That other meters have a price in the wallet's currency makes none free. A member that has its lease goes on, and one
+// that uses nothing of the meter is not asked for it.
+func TestNoMeterIsFreeForWantOfAPriceInTheWalletsCurrency(t *testing.T) {
+	w := newWorld(t)
+	w.credit("100")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds, Currency: "EUR"}, "1")
+	member := func() ledger.Subject {
+		s := w.subject(ledger.Member)
+		s.Accelerators = 1
+		s, err := w.open(s)
+		require.NoError(t, err)
+		return s
+	}
+	before := member()
+	w.lease(before, time.Minute)
+	w.price(ledger.Price{Meter: protocol.MeterAcceleratorSeconds, Currency: "USD"}, "0")
+	w.lease(member(), time.Minute)
+
+	w.now = w.now.Add(time.Second)
+	w.price(ledger.Price{Meter: protocol.MeterAcceleratorSeconds, Currency: "USD"}, "2")
+	later := member()
+	_, err := w.tryLease(later, time.Minute)
+	require.Equal(t, "price_currency_missing", faultCode(err))
+	require.ErrorContains(t, err, protocol.MeterAcceleratorSeconds)
+	require.Len(t, w.lease(w.member(), time.Minute).GetPrices(), 1)
+	w.now = w.now.Add(time.Minute)
+	require.Len(t, w.lease(before, time.Minute).GetPrices(), 1)
+	w.price(ledger.Price{Meter: protocol.MeterAcceleratorSeconds, Currency: "EUR"}, "2")
+	require.Len(t, w.lease(later, time.Minute).GetPrices(), 2)
+}
+
 // A price in another currency keeps nobody from running before it begins.
 func TestAPriceDecidesNothingBeforeItBegins(t *testing.T) {
 	w := newWorld(t)

@@ -201,9 +201,13 @@ func currencyOf(s subject, currency string, meters []string, rows []Price, now t
 	case currency == "":
 		return others[len(others)-1], nil
 	}
-	return "", fault.New(fault.Conflict, codePriceCurrencyMissing,
-		fmt.Sprintf("There is no price in %s, the currency of the org's wallet; ask the platform's admin to add one.",
-			currency), nil)
+	return "", currencyMissing("this", currency)
+}
+
+func currencyMissing(what, currency string) error {
+	return fault.New(fault.Conflict, codePriceCurrencyMissing,
+		fmt.Sprintf("There is no price of %s in %s, the currency of the org's wallet; ask the platform's admin to add one.",
+			what, currency), nil)
 }
 
 func (p Price) appliesTo(s subject) bool {
