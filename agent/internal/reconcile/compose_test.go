@@ -207,14 +207,19 @@ func TestASidecarThatFailsLeavesTheServerServing(t *testing.T) {
 func TestAContainerThatIsNotAliveIsEndedAndStartsAgain(t *testing.T) {
 	f := newFixture(t)
 	w := f.hub.compose("wait", `liveness:
-          {kind: exec, command: [/app, exit, "7"], period_millis: 900, failure_threshold: 2, start_period_millis: 900}`)
+          {kind: exec, command: [/app, exit, "7"], period_millis: 900, timeout_millis: 60000, failure_threshold: 2,
+           start_period_millis: 900}`)
 	f.push(w)
-	ready := f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+	first := f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
+		return serviceOf(s, "sidecar").GetStartedAt() != nil
+	})
+	require.Zero(t, serviceOf(first, "sidecar").GetRestarts())
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 	s := f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool { return serviceOf(s, "sidecar").GetRestarts() > 0 })
 	require.Contains(t, f.store.Members()[w.GetId()].Services["sidecar"].Detail,
 		"the liveness probe failed: the probe's command exited with code 7")
 	require.Zero(t, serviceOf(s, "server").GetRestarts())
-	require.Greater(t, s.GetExitedAt().AsTime().Sub(serviceOf(ready, "sidecar").GetStartedAt().AsTime()), time.Second)
+	require.Greater(t, s.GetExitedAt().AsTime().Sub(serviceOf(first, "sidecar").GetStartedAt().AsTime()), time.Second)
 	f.push()
 	f.untilStatus(w.GetId(), protocol.WorkloadStatus_REMOVED)
 }
