@@ -214,6 +214,11 @@ func (o *KernelOracle) awaitEnd(ctx context.Context, fd int, l *ContainerProcess
 // container's process while runc sends it a signal. Until its waits are read first, and after they were read last, it
 // may have waited all the time: this process waits for a processor, too.
 func (o *KernelOracle) awaitShim(ctx context.Context, l *ContainerProcess) {
+	o.mu.Lock()
+	if l.shim == 0 { // no poll saw it run; it keeps its parent until the shim has noted the end
+		l.shim = parentOf(l.pid)
+	}
+	o.mu.Unlock()
 	waits, err := waitsForProcessor(l.shim)
 	senders, sentAt, readAt := signalSenders(l.shim), l.EndedAt, time.Now()
 	o.addWait(l, readAt.Sub(l.EndedAt))
