@@ -54,13 +54,17 @@ func (h *hub) loops() []*loop.Loop {
 	started := time.Now()
 	silent := func(ctx context.Context, now time.Time) error { return passes.MarkSilentMembers(ctx, started, now) }
 	number := loop.New("sequencer", sequenceEvery, func(ctx context.Context) error {
-		_, err := sequencer.Pass(ctx)
+		_, err := sequencer.Number(ctx)
 		return err
 	}, h.log).Gathering(sequenceGather)
+	chain := loop.New("audit", sequenceEvery, func(ctx context.Context) error {
+		_, err := sequencer.Chain(ctx)
+		return err
+	}, h.log)
 	h.db.OnCommit(event.AppendedQueue, func(string) { number.Wake() })
 	follow := loop.New("events", sequenceEvery, h.tail.Pass, h.log)
 	h.db.OnCommit(event.NumberedQueue, func(string) { follow.Wake() })
-	return append(h.dispatcher.Loops(), h.reloadDenyList, number, follow,
+	return append(h.dispatcher.Loops(), h.reloadDenyList, number, follow, chain,
 		loop.New("sweep", min(sweepEvery, h.conf.resync), h.nodes.Sweep, h.log),
 		every("accrue", accrueEvery, h.accrue),
 		every("identities", min(identitiesEvery, h.conf.resync), h.renewIdentities),

@@ -122,7 +122,7 @@ func (h *house) happen(eventType string, subjects ...string) {
 }
 
 func (h *house) number() {
-	_, err := (&event.Sequencer{DB: h.d, Holder: "hub", Now: h.now}).Pass(h.Context())
+	_, err := (&event.Sequencer{DB: h.d, Holder: "hub", Now: h.now}).Number(h.Context())
 	require.NoError(h, err)
 	require.NoError(h, h.tail.Pass(h.Context()))
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/event/eventtest"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/auditchain"
 )
@@ -72,7 +73,8 @@ func chained(t *testing.T, d *db.DB, orgID string) []event.AuditRow {
 
 func chain(t *testing.T, d *db.DB) {
 	t.Helper()
-	_, err := (&event.Sequencer{DB: d, Holder: "hub-1", Now: func() time.Time { return at(0) }}).Pass(t.Context())
+	s := &event.Sequencer{DB: d, Holder: "hub-1", Now: func() time.Time { return at(0) }}
+	_, err := eventtest.Pass(t.Context(), s)
 	require.NoError(t, err)
 }
 
@@ -204,7 +206,7 @@ func TestASequencerKilledAtAnyStepLeavesOneChain(t *testing.T) {
 		audited(t, d, org, 2)
 		rows += 2
 		s, broken := sequencer(d, "hub-1", 0, n)
-		_, err := s.Pass(t.Context())
+		_, err := eventtest.Pass(t.Context(), s)
 		if broken.Seen < n {
 			require.NoError(t, err)
 			require.Greater(t, n, 4, "a pass reads its lease, the rows and the heads, and writes both")
@@ -229,7 +231,7 @@ func TestManyWritersAndDyingSequencersLeaveOneChain(t *testing.T) {
 			for i := 0; ctx.Err() == nil; i++ {
 				// Leases end while others have them: the clocks of the hubs jump.
 				s, _ := sequencer(d, holder, i*7%100, i%9)
-				_, _ = s.Pass(ctx)
+				_, _ = eventtest.Pass(ctx, s)
 			}
 		})
 	}
@@ -248,7 +250,7 @@ func TestManyWritersAndDyingSequencersLeaveOneChain(t *testing.T) {
 	cancel()
 	sequencing.Wait()
 	last, _ := sequencer(d, "hub-3", 3600, 0)
-	_, err := last.Pass(t.Context())
+	_, err := eventtest.Pass(t.Context(), last)
 	require.NoError(t, err)
 	total := 0
 	for _, org := range orgs {

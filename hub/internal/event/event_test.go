@@ -171,7 +171,7 @@ func TestPositionsAreDenseAndFollowVersions(t *testing.T) {
 		event.Event{Type: "apps.instance.failed", Subject: "j", ResourceVersion: 1, At: at(2)},
 	)
 	seq := &event.Sequencer{DB: d, Holder: "hub-1", Now: func() time.Time { return at(0) }}
-	n, err := seq.Pass(t.Context())
+	n, err := seq.Number(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 3, n)
 	all := inOrder(t, d, "i", "j")
@@ -189,7 +189,7 @@ func TestOnlyTheHolderNumbersUntilItsLeaseEnds(t *testing.T) {
 	one := &event.Sequencer{DB: d, Holder: "hub-1", Now: func() time.Time { return now }}
 	two := &event.Sequencer{DB: d, Holder: "hub-2", Now: func() time.Time { return now }}
 	pass := func(s *event.Sequencer) int {
-		n, err := s.Pass(t.Context())
+		n, err := s.Number(t.Context())
 		require.NoError(t, err)
 		return n
 	}
@@ -224,12 +224,12 @@ func TestTheFirstLeaseIsHeldBeforeEventsAreRead(t *testing.T) {
 	var before sync.Once
 	two.WithTx(func(tx db.Tx) db.Tx {
 		return interrupted{tx, &before, func() {
-			n, err := one.Pass(t.Context())
+			n, err := one.Number(t.Context())
 			require.NoError(t, err)
 			require.Equal(t, 1, n)
 		}}
 	})
-	n, err := two.Pass(t.Context())
+	n, err := two.Number(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, n)
 	require.Equal(t, int64(1), inOrder(t, d, "i")[0].Pos)
@@ -244,7 +244,7 @@ func TestNumbersStayDenseWhileManyWrite(t *testing.T) {
 		sequencing.Go(func() {
 			s := &event.Sequencer{DB: d, Holder: holder, Now: func() time.Time { return at(0) }}
 			for ctx.Err() == nil {
-				if _, err := s.Pass(ctx); err != nil && ctx.Err() == nil {
+				if _, err := s.Number(ctx); err != nil && ctx.Err() == nil {
 					t.Errorf("%s: %v", holder, err)
 				}
 			}
@@ -272,7 +272,7 @@ func TestNumbersStayDenseWhileManyWrite(t *testing.T) {
 	cancel()
 	sequencing.Wait()
 	last := &event.Sequencer{DB: d, Holder: "hub-1", Now: func() time.Time { return at(3600) }}
-	_, err := last.Pass(t.Context())
+	_, err := last.Number(t.Context())
 	require.NoError(t, err)
 
 	all := inOrder(t, d, subjects...)

@@ -2,7 +2,6 @@ package event
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -28,12 +27,16 @@ type Sequencer struct {
 	observe func(db.Tx) db.Tx
 }
 
-// Pass numbers what is committed and has no number yet, events and audit rows, and returns how many. It returns 0 while
-// another hub holds the lease.
-func (s *Sequencer) Pass(ctx context.Context) (int, error) {
-	events, err := inBatches(ctx, sequencerBatch, s.numberEvents)
-	rows, chainErr := inBatches(ctx, auditBatch, s.chainAudit)
-	return events + rows, errors.Join(err, chainErr)
+// Number numbers the committed events that have no number yet, and returns how many. It returns 0 while another hub
+// holds the lease.
+func (s *Sequencer) Number(ctx context.Context) (int, error) {
+	return inBatches(ctx, sequencerBatch, s.numberEvents)
+}
+
+// Chain links the committed rows of the audit trail that have no place in their chain yet, and returns how many. It
+// links none until Number holds the lease.
+func (s *Sequencer) Chain(ctx context.Context) (int, error) {
+	return inBatches(ctx, auditBatch, s.chainAudit)
 }
 
 // inBatches repeats do until it does less than a full batch, and returns how many it did.

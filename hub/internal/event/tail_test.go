@@ -14,7 +14,7 @@ import (
 
 func number(t *testing.T, d *db.DB) {
 	t.Helper()
-	_, err := (&event.Sequencer{DB: d, Holder: "hub", Now: func() time.Time { return at(0) }}).Pass(t.Context())
+	_, err := (&event.Sequencer{DB: d, Holder: "hub", Now: func() time.Time { return at(0) }}).Number(t.Context())
 	require.NoError(t, err)
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/event/eventtest"
 	"github.com/gpuaas/gpuaas/pkg/auditchain"
 )
 
@@ -27,7 +28,7 @@ func TestEventsShowTheirPosition(t *testing.T) {
 	i := s.instance(t, orgID, projectID, allocation)
 	path := "/projects/" + projectID + "/app-instances/" + i.ID + "/events"
 	require.NotContains(t, items(s.must(t, boss, "GET", path, "", "", 200))[0], "pos")
-	n, err := (&event.Sequencer{DB: s.d, Holder: "hub", Now: s.clock}).Pass(t.Context())
+	n, err := eventtest.Pass(t.Context(), &event.Sequencer{DB: s.d, Holder: "hub", Now: s.clock})
 	require.NoError(t, err)
 	require.Positive(t, n)
 	require.Positive(t, items(s.must(t, boss, "GET", path, "", "", 200))[0]["pos"])
@@ -106,7 +107,7 @@ func TestTheAuditTrailIsExportedByTime(t *testing.T) {
 		require.Equal(t, at(hour+1), h.clock().Format(time.RFC3339))
 		h.must(t, boss, "POST", "/projects/"+projectID+"/service-accounts", slug, `{"name":"N","slug":"`+slug+`"}`, 201)
 	}
-	_, err := (&event.Sequencer{DB: h.d, Holder: "hub", Now: h.clock}).Pass(t.Context())
+	_, err := eventtest.Pass(t.Context(), &event.Sequencer{DB: h.d, Holder: "hub", Now: h.clock})
 	require.NoError(t, err)
 	times := func(query string) (out []any) {
 		records, _ := h.export(t, boss, query)
@@ -138,7 +139,7 @@ func TestTheAuditTrailIsAChainForThoseWhoMay(t *testing.T) {
 	require.NotContains(t, items(h.must(t, boss, "GET", "/audit", "", "", 200))[0], "number")
 	require.Empty(t, h.must(t, boss, "GET", "/audit/export", "", "", 200).raw, "the sequencer has not been")
 	sequence := func() {
-		_, err := (&event.Sequencer{DB: h.d, Holder: "hub", Now: h.clock}).Pass(t.Context())
+		_, err := eventtest.Pass(t.Context(), &event.Sequencer{DB: h.d, Holder: "hub", Now: h.clock})
 		require.NoError(t, err)
 	}
 	sequence()

@@ -29,7 +29,7 @@ func (h *house) sequence(t *testing.T) {
 	s := &event.Sequencer{DB: h.d, Holder: "hub", Now: h.clock}
 	log := slog.New(slog.DiscardHandler)
 	number := loop.New("sequencer", time.Second, func(ctx context.Context) error {
-		_, err := s.Pass(ctx)
+		_, err := s.Number(ctx)
 		return err
 	}, log)
 	follow := loop.New("events", time.Second, h.tail.Pass, log)

@@ -43,7 +43,7 @@ func TestLaw10EventsAreStreamedToThoseWhoMay(t *testing.T) {
 	otherID, otherProject, stranger := h.tenant(t, "other")
 	sa := h.must(t, boss, "POST", "/projects/"+projectID+"/service-accounts", "sa", `{"name":"CI","slug":"ci"}`, 201)
 	robot := h.must(t, "", "POST", "/auth/service-account/token", "", mintBody(sa), 200).text("access_token")
-	_, err := (&event.Sequencer{DB: h.d, Holder: "hub", Now: h.clock}).Pass(t.Context())
+	_, err := (&event.Sequencer{DB: h.d, Holder: "hub", Now: h.clock}).Number(t.Context())
 	require.NoError(t, err)
 	read := func(bearer, query string) []event.CloudEvent {
 		return streamed(t, h.must(t, bearer, "GET", "/events"+query, "", "", 200).raw)

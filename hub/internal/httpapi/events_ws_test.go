@@ -47,7 +47,7 @@ func TestLaw10EventsGoOverAWebSocketToThoseWhoMay(t *testing.T) {
 	orgID, projectID, boss := h.tenant(t, "acme")
 	otherID, _, stranger := h.tenant(t, "other")
 	number := func() {
-		_, err := (&event.Sequencer{DB: h.d, Holder: "hub", Now: h.clock}).Pass(t.Context())
+		_, err := (&event.Sequencer{DB: h.d, Holder: "hub", Now: h.clock}).Number(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, h.tail.Pass(t.Context()))
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/managed"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/event/eventtest"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/auditchain"
@@ -170,7 +171,8 @@ func (w *world) checkSteps() {
 }
 
 func chainTrail(t testing.TB, d *db.DB) {
-	_, err := (&event.Sequencer{DB: d, Holder: "hub", Now: func() time.Time { return noon }}).Pass(t.Context())
+	s := &event.Sequencer{DB: d, Holder: "hub", Now: func() time.Time { return noon }}
+	_, err := eventtest.Pass(t.Context(), s)
 	require.NoError(t, err)
 }
 

@@ -5,6 +5,7 @@ package eventtest
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -86,4 +87,11 @@ func payloads(t testing.TB) map[string]*jsonschema.Schema {
 		require.NoError(t, err, m.Name)
 	}
 	return out
+}
+
+// Pass numbers the events and chains the audit trail, as a hub does within a second, and returns how many it did.
+func Pass(ctx context.Context, s *event.Sequencer) (int, error) {
+	events, err := s.Number(ctx)
+	rows, chainErr := s.Chain(ctx)
+	return events + rows, errors.Join(err, chainErr)
 }
