@@ -47,6 +47,9 @@ func TestMessagesOfDriversAreJudged(t *testing.T) {
 	}
 	for _, text := range []string{
 		"", "NVRM: loading NVIDIA UNIX x86_64 Kernel Module", "NVRM: Xid (PCI:x): 31", "amdgpu: Topology: Add dGPU node",
+		// A tenant has named a file so, and runs what is no program in it.
+		"app[12]: segfault at 0 ip 00007f error 14 in NVRM: Xid (PCI:0000:1B:00): 79, x[7f0000000000+1000]",
+		"traps: app[12] trap invalid opcode ip:7f in amdgpu 0000:03:00.0: device lost from bus![7f0000000000+1000]",
 	} {
 		_, ok := readMessage(text)
 		require.False(t, ok, text)

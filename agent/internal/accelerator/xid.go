@@ -65,11 +65,13 @@ type signal struct {
 	Cause string `json:"cause"`
 }
 
+// A driver's message begins its record. In the middle of one its words may be a tenant's, as the name of a file in
+// which a program has failed.
 var (
 	xidMessage = regexp.MustCompile(
-		`NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?\): ([0-9]{1,4})(.*)`)
+		`^NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?\): ([0-9]{1,4})(.*)`)
 	amdMessage = regexp.MustCompile(
-		`amdgpu ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): (?:amdgpu: )?(GPU reset begin!|GPU reset\([0-9]+\) ` +
+		`^amdgpu ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): (?:amdgpu: )?(GPU reset begin!|GPU reset\([0-9]+\) ` +
 			`(?:succeeded!|failed)|GPU reset end with ret = -[0-9]+|device lost from bus!)`)
 )
 
