@@ -180,7 +180,7 @@ func (r *Runtime) unusedImages(ctx context.Context, keep []ImageRef) ([]images.I
 			}
 			continue
 		}
-		i.Labels = map[string]string{labelUnusedSince: ""}
+		i.Labels = map[string]string{labelUnusedSince: "", labelPinned: i.Labels[labelPinned]}
 		if !inUse {
 			i.Labels[labelUnusedSince] = time.Now().UTC().Format(time.RFC3339Nano)
 			unused = append(unused, i)

@@ -170,6 +170,20 @@ func TestImagesThatNothingUsesGoByLeastRecentUse(t *testing.T) {
 		"a pull lacks")
 }
 
+// No collection has noted yet that nothing uses the image.
+func TestAnImageThatIsPinnedAtOnceStays(t *testing.T) {
+	f := newFixtureOn(t, "1g")
+	image := f.image()
+	require.NoError(t, f.rt.PinImage(t.Context(), image, true))
+	for range 2 {
+		require.NoError(t, f.rt.CollectImages(t.Context(), 1<<60))
+		require.True(t, f.has(image))
+	}
+	require.NoError(t, f.rt.PinImage(t.Context(), image, false))
+	require.NoError(t, f.rt.CollectImages(t.Context(), 1<<60))
+	require.False(t, f.has(image))
+}
+
 func stored(t *testing.T, f *fixture) int64 {
 	t.Helper()
 	total, err := f.open().ImageStoreBytes(context.WithoutCancel(t.Context()))
