@@ -97,3 +97,30 @@ func TestAFollowedLogThatIsRemovedIsNotReadAgain(t *testing.T) {
 	require.NoError(t, r.removeLogs("m.1"))
 	require.Empty(t, read())
 }
+
+// Who reads a log slowly gets all that it had, also where a rotation has cut it meanwhile.
+func TestALogThatIsRotatedWhileItIsReadIsReadToItsEnd(t *testing.T) {
+	r := &Runtime{cfg: Config{LogDir: t.TempDir(), MaxLogBytes: 1000}}
+	_, _, err := r.makeLog("m.1")
+	require.NoError(t, err)
+	write := func(text string) {
+		log, err := os.OpenFile(r.logPath("m.1"), os.O_APPEND|os.O_WRONLY, 0o600)
+		require.NoError(t, err)
+		_, err = log.WriteString(text)
+		require.NoError(t, err)
+		require.NoError(t, log.Close())
+	}
+	write("an old line\n")
+	require.NoError(t, r.rotate("m.1"))
+	write("the newest line\n")
+	log, err := r.LogsSince(t.Context(), "m.1", 0, time.Time{}, false)
+	require.NoError(t, err)
+	first := make([]byte, 1)
+	_, err = io.ReadFull(log, first) // the rest of the old line waits for its reader
+	require.NoError(t, err)
+	require.NoError(t, r.rotate("m.1"))
+	rest, err := io.ReadAll(log)
+	require.NoError(t, err)
+	require.Equal(t, "an old line\nthe newest line\n", string(first)+string(rest))
+	require.NoError(t, log.Close())
+}

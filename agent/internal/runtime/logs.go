@@ -209,6 +209,11 @@ func (r *Runtime) copyLog(ctx context.Context, w io.Writer, log *os.File, id str
 		return err
 	}
 	cursor.at = max(at, current)
+	info, err := log.Stat()
+	if err != nil {
+		return err
+	}
+	end := info.Size() // a rotation may cut the log while the reader reads
 	if lines < tailLines && rotated >= 0 {
 		if err := copyRotated(w, r.rotatedPath(id), tailLines-lines, rotated); err != nil {
 			return err
@@ -217,13 +222,9 @@ func (r *Runtime) copyLog(ctx context.Context, w io.Writer, log *os.File, id str
 	for {
 		// Checked before reading: what was written before the end is then read after it.
 		more := follow && (r.isRunning(ctx, id) || isWritten(log))
-		info, err := log.Stat()
-		if err != nil {
-			return err
-		}
 		var unread io.Reader = cursor
 		if !follow {
-			unread = io.LimitReader(cursor, info.Size()-cursor.at)
+			unread = io.LimitReader(cursor, end-cursor.at)
 		}
 		if _, err = io.Copy(w, unread); err != nil || !more {
 			return err
