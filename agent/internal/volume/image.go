@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -157,6 +158,27 @@ func allocated(path string) uint64 {
 	}
 	const statBytes = 512 // of a block in stat(2)
 	return uint64(st.Blocks) * statBytes
+}
+
+// fileSystemBytes is the size of the file system in an image, by its superblock (fs/ext4/ext4.h of Linux). A growth
+// that was cut off leaves an image that is larger.
+func fileSystemBytes(image string) (uint64, error) {
+	const at, blocksLow, features, blocksHigh, has64Bits = 1024, 0x4, 0x60, 0x150, 0x80
+	file, err := os.Open(image)
+	if err != nil {
+		return 0, err
+	}
+	superblock := make([]byte, 1024)
+	_, err = file.ReadAt(superblock, at)
+	if err := errors.Join(err, file.Close()); err != nil {
+		return 0, err
+	}
+	field := func(offset int) uint64 { return uint64(binary.LittleEndian.Uint32(superblock[offset:])) }
+	blocks := field(blocksLow)
+	if field(features)&has64Bits != 0 {
+		blocks |= field(blocksHigh) << 32
+	}
+	return blocks * blockBytes, nil
 }
 
 func noSpace(size uint64, cause error) error {

@@ -223,7 +223,7 @@ func (v *Volumes) restore(ctx context.Context, id string, r record, desired *pro
 	if err := checkID(desired.GetRestoreSnapshotId()); err != nil {
 		return r, err
 	}
-	info, err := os.Stat(source)
+	size, err := fileSystemBytes(source)
 	if err != nil {
 		return r, failed("find a snapshot of", err)
 	}
@@ -234,7 +234,7 @@ func (v *Volumes) restore(ctx context.Context, id string, r record, desired *pro
 		return r, failed("restore", err)
 	}
 	failpoint.Hit("agent/volume/restored")
-	r.RestoreNo, r.SizeBytes = desired.GetRestoreNo(), uint64(info.Size())
+	r.RestoreNo, r.SizeBytes = desired.GetRestoreNo(), size
 	if err := v.store(id, r); err != nil {
 		return r, failed("record", err)
 	}

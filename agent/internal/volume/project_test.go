@@ -149,6 +149,21 @@ func TestASnapshotIsTakenOnceAndRestoredOnce(t *testing.T) {
 	f.requireContent(f.prepare(usesProject("m4", "v1", false)), "before")
 }
 
+// The agent was killed once a growth had reserved the space. The next one takes a snapshot first.
+func TestASnapshotBetweenTheStepsOfAGrowthIsRestoredInFull(t *testing.T) {
+	f := newFixture(t)
+	p := project("v1")
+	f.apply(p)
+	require.NoError(t, os.Truncate(filepath.Join(f.cfg.Dir, "v1", "data.img"), 128*mib))
+	p.Made, p.SizeBytes, p.Snapshots = true, 128*mib, []*protocol.VolumeSnapshot{{Id: "s1"}}
+	require.EqualValues(t, 128*mib, f.apply(p).GetSizeBytes())
+	p.RestoreNo, p.RestoreSnapshotId = 1, "s1"
+	require.EqualValues(t, 128*mib, f.apply(p).GetSizeBytes())
+	var st unix.Statfs_t
+	require.NoError(t, unix.Statfs(f.prepare(usesProject("m1", "v1", false)), &st))
+	require.Greater(t, st.Blocks*uint64(st.Bsize), uint64(100*mib))
+}
+
 // A snapshot for which something is in the way is tried again; the others are taken, and the volume grows meanwhile.
 func TestASnapshotThatFailsKeepsNothingElseFromBeingDone(t *testing.T) {
 	f := newFixture(t)
