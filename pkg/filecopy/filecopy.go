@@ -86,10 +86,10 @@ type budget struct {
 
 func (b *budget) add(bytes int64) error {
 	b.files++
-	b.bytes += max(bytes, 0)
-	if b.files > MaxFiles || b.bytes > MaxBytes || bytes < 0 {
+	if b.files > MaxFiles || bytes < 0 || bytes > MaxBytes-b.bytes {
 		return fmt.Errorf("a copy has at most %d files and %d GiB", MaxFiles, MaxBytes>>30)
 	}
+	b.bytes += bytes
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -191,6 +192,15 @@ func TestACopyIsBounded(t *testing.T) {
 	dir := t.TempDir()
 	_, err := filecopy.Unpack(openRoot(t, dir), "", out)
 	require.ErrorContains(t, err, "at most")
+	require.NoFileExists(t, dir+"/huge")
+
+	sum := archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "small"})
+	sum.Truncate(1024) // its header and its block, without the end
+	require.NoError(t, tar.NewWriter(sum).WriteHeader(&tar.Header{
+		Typeflag: tar.TypeReg, Name: "huge", Size: math.MaxInt64, Format: tar.FormatPAX,
+	}))
+	_, err = filecopy.Unpack(openRoot(t, dir), "", sum)
+	require.ErrorContains(t, err, "at most", "also where the sum is no number")
 	require.NoFileExists(t, dir+"/huge")
 
 	many := &bytes.Buffer{}
