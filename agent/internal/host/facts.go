@@ -3,7 +3,6 @@
 package host
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -107,8 +106,8 @@ func (c Config) bootTime() (time.Time, error) {
 
 // number finds the line that begins with key and returns its second word.
 func number(text, key string) (uint64, error) {
-	for sc := bufio.NewScanner(strings.NewReader(text)); sc.Scan(); {
-		if f := strings.Fields(sc.Text()); len(f) >= 2 && f[0] == key {
+	for line := range strings.Lines(text) {
+		if f := strings.Fields(line); len(f) >= 2 && f[0] == key {
 			return strconv.ParseUint(f[1], 10, 64)
 		}
 	}

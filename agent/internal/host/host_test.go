@@ -59,6 +59,17 @@ func TestFactsAreReadFromTheirSources(t *testing.T) {
 	require.Equal(t, []string{protocol.ConditionCgroupV1}, f.GetConditions())
 }
 
+// A large machine counts very many interrupts, in one line.
+func TestALongLineHidesNoFact(t *testing.T) {
+	f, err := host.Facts(t.Context(), machine(t, map[string]string{
+		"etc/os-release": "PRETTY_NAME=x\n",
+		"proc/meminfo":   "MemTotal: 1 kB\n",
+		"proc/stat":      "cpu 1 2\nintr 1" + strings.Repeat(" 0", 100<<10) + "\nctxt 1\nbtime 1700000000\n",
+	}))
+	require.NoError(t, err)
+	require.Equal(t, int64(1700000000), f.GetBootTime().AsTime().Unix())
+}
+
 // A hello with a text that is not UTF-8 could not be encoded, and the node would never get a session.
 func TestAFactIsATextWhateverItsFileHolds(t *testing.T) {
 	f, err := host.Facts(t.Context(), machine(t, map[string]string{
