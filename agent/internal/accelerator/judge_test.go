@@ -3,6 +3,7 @@ package accelerator
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -89,4 +90,25 @@ func TestAMessageWaitsForTheDriverOfItsGPU(t *testing.T) {
 	i.ladder.Rungs = map[string]rung{}
 	advance()
 	require.Empty(t, i.ladder.Rungs, "it counts once")
+}
+
+// The directory may outlive a reboot. That has reset every accelerator, and the kernel counts its records anew.
+func TestTheLadderOfAnEarlierBootIsForgotten(t *testing.T) {
+	cfg := Config{Root: t.TempDir(), LadderFile: filepath.Join(t.TempDir(), "health.json")}
+	i := New(cfg)
+	i.ladder.Read = 7
+	i.move(t.Context(), "GPU-a", rung{Health: protocol.HealthQuarantined})
+	restarted := New(cfg).ladder
+	require.EqualValues(t, 7, restarted.Read)
+	require.Equal(t, protocol.HealthQuarantined, restarted.Rungs["GPU-a"].Health)
+
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	require.NoError(t, err)
+	raw, err := os.ReadFile(cfg.LadderFile)
+	require.NoError(t, err)
+	other := strings.ReplaceAll(string(raw), strings.TrimSpace(string(boot)), "another-boot")
+	require.NoError(t, os.WriteFile(cfg.LadderFile, []byte(other), 0o600))
+	rebooted := New(cfg).ladder
+	require.Zero(t, rebooted.Read)
+	require.Empty(t, rebooted.Rungs)
 }

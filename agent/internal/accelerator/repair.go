@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -32,6 +33,8 @@ var errNoReset = errors.New("the machine has no program that resets it")
 type ladder struct {
 	// rungs are by the id of the accelerator.
 	Rungs map[string]rung `json:"rungs"`
+	// Boot is the id of the boot that this is of.
+	Boot string `json:"boot,omitempty"`
 	// Read is the last record of the kernel's log that counts already, but for the messages that are unplaced.
 	Read uint64 `json:"read"`
 	// Unplaced are messages about accelerators that no driver has named yet, oldest first.
@@ -309,8 +312,7 @@ func (i *Inventory) move(ctx context.Context, id string, to rung) {
 	i.changes.Send()
 }
 
-// save keeps the ladder for the next start of the agent. The file lies where a reboot removes it: with the kernel's log
-// the numbers of its records begin anew, and a reboot resets every accelerator.
+// save keeps the ladder for the next start of the agent.
 func (i *Inventory) save(ctx context.Context) {
 	if i.cfg.LadderFile == "" {
 		return
@@ -327,10 +329,19 @@ func (i *Inventory) save(ctx context.Context) {
 	}
 }
 
+// loadLadder forgets the ladder of an earlier boot, which the file may outlive: with the kernel's log the numbers of
+// its records begin anew, and a reboot resets every accelerator.
 func loadLadder(file string, now time.Time) ladder {
 	var l ladder
 	if raw, err := os.ReadFile(file); err != nil || json.Unmarshal(raw, &l) != nil {
 		l = ladder{} // none yet, or not this agent's
+	}
+	if raw, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
+		boot := strings.TrimSpace(string(raw))
+		if l.Boot != "" && l.Boot != boot {
+			l = ladder{}
+		}
+		l.Boot = boot
 	}
 	if l.Rungs == nil {
 		l.Rungs = map[string]rung{}
