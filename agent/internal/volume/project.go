@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/host"
+	"github.com/gpuaas/gpuaas/pkg/durable"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -161,7 +162,11 @@ func (v *Volumes) applySnapshot(ctx context.Context, id string, want *protocol.V
 	}
 	image := v.snapshotImage(id, want.GetId())
 	if want.GetDeleted() {
-		if err := removeIfThere(image); err != nil {
+		err := removeIfThere(image)
+		if err == nil { // once the hub knows, it asks for it no more
+			err = durable.SyncDir(filepath.Dir(image))
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return s, failed("delete a snapshot of", err)
 		}
 		s.Status = protocol.VolumeStatus_DELETED

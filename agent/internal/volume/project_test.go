@@ -101,6 +101,9 @@ func TestAProjectVolumeThatWasThereIsNotMadeAnew(t *testing.T) {
 
 func TestASnapshotIsTakenOnceAndRestoredOnce(t *testing.T) {
 	f := newFixture(t)
+	none := project("v0")
+	none.Snapshots = []*protocol.VolumeSnapshot{{Id: "s0", Deleted: true}}
+	require.Equal(t, protocol.VolumeStatus_DELETED, f.apply(none).GetSnapshots()[0].GetStatus(), "it was never taken")
 	p := project("v1")
 	f.apply(p)
 	dir := f.prepare(usesProject("m1", "v1", false))
