@@ -65,6 +65,15 @@ func SliceOf(id string) (sharing string, slices int) {
 	return "", 0
 }
 
+// GPUOfSlice is the GPU of a slice; it is empty for the id of an accelerator that is none.
+func GPUOfSlice(id string) string {
+	if _, slices := SliceOf(id); slices == 0 {
+		return ""
+	}
+	parts := strings.Split(id, "-")
+	return strings.Join(parts[:len(parts)-2], "-")
+}
+
 func sliceMode(sharing string) string {
 	if sharing == SharingMPS {
 		return "mps"

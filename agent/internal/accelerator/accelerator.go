@@ -167,6 +167,7 @@ func (i *Inventory) apply(ctx context.Context, s *source, found []*protocol.Acce
 			found[n] = i.cfg.Sharing.share(found[n])
 		}
 		s.found, s.scannedAt = found, began
+		i.findUsed()
 		for _, a := range found {
 			i.noteHeat(a, time.Now())
 		}

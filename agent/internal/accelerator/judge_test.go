@@ -55,6 +55,17 @@ func TestAnAcceleratorIsNotTestedWhileAContainerHasIt(t *testing.T) {
 	require.Equal(t, map[string]duty{"GPU-a": dutyTest}, advance(time.Hour))
 }
 
+func TestAPartitionThatIsNamedAfterTheFirstPassIsInUse(t *testing.T) {
+	at := time.Unix(1_800_000_000, 0)
+	i, driver, advance := judged(t, at)
+	driver.found = nil
+	i.SetUsed([]string{"MIG-a"})
+	i.apply(t.Context(), driver, []*protocol.Accelerator{{
+		Id: "GPU-a", Health: protocol.HealthOK, Partitions: []*protocol.AcceleratorPartition{{Id: "MIG-a"}},
+	}}, nil, at.Add(time.Second))
+	require.Empty(t, advance(time.Hour))
+}
+
 // The kernel's log speaks of a GPU whose driver answers only long after the agent's start, as one without persistence
 // mode does: the message waits for it, also where the agent is started again meanwhile, and counts once.
 func TestAMessageWaitsForTheDriverOfItsGPU(t *testing.T) {

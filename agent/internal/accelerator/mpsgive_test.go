@@ -75,6 +75,18 @@ func TestAnMPSDaemonThatIsGivenAgainIsNotIdle(t *testing.T) {
 	require.NoDirExists(t, at)
 }
 
+// The first pass of an agent may be over before the driver has named the GPU, and the owner may share it otherwise now.
+func TestLaw03AContainerKeepsItsMPSDaemonWhateverTheDriverNames(t *testing.T) {
+	m, at, _ := withDaemon(t)
+	i := New(Config{Root: t.TempDir(), MPSDir: m.dir})
+	i.SetUsed([]string{protocol.SliceID("GPU-a", protocol.SharingMPS, 4, 0)})
+	require.NoError(t, i.mps.stopIdle(i.ladder.used, i.ladder.usedAt, time.Minute))
+	require.DirExists(t, at)
+	i.SetUsed([]string{protocol.SliceID("GPU-b", protocol.SharingMPS, 4, 0), "GPU-c"})
+	require.NoError(t, i.mps.stopIdle(i.ladder.used, i.ladder.usedAt, time.Minute))
+	require.NoDirExists(t, at)
+}
+
 // The process number in a lock that is not held may be another program's by now.
 func TestTheProcessOfAnEndedMPSDaemonIsNotKilled(t *testing.T) {
 	m := &mps{dir: t.TempDir()}

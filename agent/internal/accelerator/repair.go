@@ -1,6 +1,7 @@
 package accelerator
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -41,7 +42,8 @@ type ladder struct {
 	Unplaced []signal `json:"unplaced,omitempty"`
 	// ids are by PCI address, also of accelerators that are gone.
 	ids map[string]string
-	// used are the ids that containers have, as of usedAt.
+	// given are the ids that containers have, as of usedAt; used are their accelerators.
+	given  []string
 	used   map[string]bool
 	usedAt time.Time
 	// hotAt is when accelerators were too hot last.
@@ -54,12 +56,17 @@ type ladder struct {
 func (i *Inventory) SetUsed(ids []string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.ladder.usedAt, i.ladder.used = time.Now(), map[string]bool{}
-	for _, id := range ids {
-		if _, g := i.find(id); g.accelerator != nil {
-			id = g.accelerator.GetId()
-		}
-		i.ladder.used[id] = true
+	i.ladder.usedAt, i.ladder.given = time.Now(), slices.Clone(ids)
+	i.findUsed()
+}
+
+// findUsed finds the accelerators that containers have, again after each scan: a driver may name a partition only after
+// the first pass of the agent. A slice may be none any more.
+func (i *Inventory) findUsed() {
+	i.ladder.used = map[string]bool{}
+	for _, id := range i.ladder.given {
+		_, g := i.find(id)
+		i.ladder.used[cmp.Or(g.accelerator.GetId(), protocol.GPUOfSlice(id), id)] = true
 	}
 }
 
