@@ -39,7 +39,7 @@ func (s *session) sendPulls(onlyEnds bool) error {
 	defer s.pullsMu.Unlock()
 	pulls := s.observer.Pulls()
 	pulls = pulls[:min(len(pulls), maxReportedPulls)]
-	if onlyEnds && len(pulls) >= len(s.pulls) ||
+	if onlyEnds && !hasEnded(s.pulls, pulls) ||
 		slices.EqualFunc(pulls, s.pulls, func(a, b *protocol.ImagePull) bool { return proto.Equal(a, b) }) {
 		return nil
 	}
@@ -47,4 +47,11 @@ func (s *session) sendPulls(onlyEnds bool) error {
 	return s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_PullProgress{
 		PullProgress: &protocol.PullProgress{Pulls: pulls},
 	}})
+}
+
+// hasEnded reports whether a member waits for an image no more. The next pull begins as soon as one has ended.
+func hasEnded(before, now []*protocol.ImagePull) bool {
+	return slices.ContainsFunc(before, func(b *protocol.ImagePull) bool {
+		return !slices.ContainsFunc(now, func(n *protocol.ImagePull) bool { return n.GetMemberId() == b.GetMemberId() })
+	})
 }

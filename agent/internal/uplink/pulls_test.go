@@ -47,6 +47,27 @@ func TestPullsAreSentWhenTheyGoOnAndAtMostOnceASecond(t *testing.T) {
 	}
 }
 
+// The slot of a pull that has ended is taken at once.
+func TestAPullThatHasEndedAsAnotherBeganIsSaidBeforeTheReportThatFollows(t *testing.T) {
+	_, n, s := start(t)
+	waits := func(m *protocol.NodeMessage, memberID string) bool {
+		pulls := m.GetPullProgress().GetPulls()
+		return len(pulls) == 1 && pulls[0].GetMemberId() == memberID
+	}
+	for round := range uint64(5) {
+		n.seen.setPulls([]*protocol.ImagePull{{MemberId: "m1"}})
+		s.until(func(m *protocol.NodeMessage) bool { return waits(m, "m1") })
+		n.seen.setPulls([]*protocol.ImagePull{{MemberId: "m2"}})
+		n.seen.set(agent.Report{Generation: round + 1})
+		said := false
+		s.until(func(m *protocol.NodeMessage) bool {
+			said = said || waits(m, "m2")
+			return m.GetReport().GetGeneration() == round+1
+		})
+		require.True(t, said)
+	}
+}
+
 func TestAPullThatHasEndedIsSaidBeforeTheReportThatFollows(t *testing.T) {
 	_, n, s := start(t)
 	for round := range uint64(5) {
