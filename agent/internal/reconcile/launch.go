@@ -350,7 +350,7 @@ func (r *Reconciler) assignPorts(w agent.Workload, change func(*state.Member)) (
 		for _, p := range portsOf(*w.Fallback) {
 			if !slices.ContainsFunc(desired, func(d state.ServicePort) bool { return d.Port.GetName() == p.Port.GetName() }) {
 				p.Port = proto.CloneOf(p.Port)
-				p.Port.HostPort = 0
+				p.Port.HostPort, p.Fallback = 0, true
 				keep = append(keep, p)
 			}
 		}

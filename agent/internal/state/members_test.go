@@ -72,6 +72,13 @@ func TestAChosenPortIsTheMembersOrNobodys(t *testing.T) {
 	got, err = assign("b", web(30001))
 	require.NoError(t, err)
 	require.Equal(t, []uint16{30001}, got, "what was left is free")
+	got, err = assign("b", web(0))
+	require.True(t, fault.Is(err, fault.Unavailable), "a chosen port is not kept without the choice: %v, %v", got, err)
+	fallback := of("main", web(0))
+	fallback[0].Fallback = true
+	kept, err := s.AssignPorts("b", fallback, pool(29999, 30001, free), func(*state.Member) {})
+	require.NoError(t, err)
+	require.EqualValues(t, 30001, kept[0].Host, "the fallback's choice stands")
 }
 
 func TestPortsStayWithTheirMember(t *testing.T) {

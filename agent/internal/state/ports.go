@@ -13,6 +13,8 @@ import (
 type ServicePort struct {
 	Service string
 	Port    *protocol.Port
+	// Fallback: only the fallback of the revision has it.
+	Fallback bool
 }
 
 // PortPool says which ports of the node may be assigned.
@@ -26,8 +28,8 @@ type PortPool struct {
 }
 
 // AssignPorts assigns a host port to each port of a member and stores the assignment, together with change. A port that
-// the tenant chose gets that one or none. One that has a host port keeps it while that is free. The others are assigned
-// in rotation: a client of a removed member must not reach the next one.
+// the tenant chose gets that one or none. One that has a host port keeps it while that is free and the node's to give.
+// The others are assigned in rotation: a client of a removed member must not reach the next one.
 func (s *Store) AssignPorts(memberID string, want []ServicePort, pool PortPool,
 	change func(*Member),
 ) ([]HostPort, error) {
@@ -74,6 +76,12 @@ func (a *assignment) usable(port uint16) bool {
 	return port != 0 && !a.taken[port] && a.pool.Free(port)
 }
 
+// keeps reports whether a port keeps its number. One that tenants may choose by now is promised to who chooses it next,
+// but that of a fallback, which its tenant has chosen.
+func (a *assignment) keeps(w ServicePort, number uint16) bool {
+	return a.usable(number) && (w.Fallback || !a.pool.Tenants(number))
+}
+
 func (a *assignment) assign(want []ServicePort, has []HostPort) ([]HostPort, error) {
 	ports := make([]HostPort, len(want))
 	for i, w := range want {
@@ -91,9 +99,9 @@ func (a *assignment) assign(want []ServicePort, has []HostPort) ([]HostPort, err
 		}
 		ports[i].Host, a.taken[chosen] = chosen, true
 	}
-	for i := range ports {
+	for i, w := range want {
 		k := slices.IndexFunc(has, func(old HostPort) bool { return old.Name == ports[i].Name })
-		if ports[i].Host == 0 && k >= 0 && a.usable(has[k].Host) {
+		if ports[i].Host == 0 && k >= 0 && a.keeps(w, has[k].Host) {
 			ports[i].Host, a.taken[has[k].Host] = has[k].Host, true
 		}
 	}
