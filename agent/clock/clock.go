@@ -167,6 +167,12 @@ func (c Clock) FromMachineTime(t, after time.Time, last Stamp, r Reading) time.T
 	return found
 }
 
+// ToMachineTime converts a time to that of the machine's clock as it stands now, to the second: clocks that agree
+// differ by less.
+func (c Clock) ToMachineTime(t time.Time, r Reading) time.Time {
+	return t.Add(r.RTC.Sub(c.At(r)).Round(time.Second))
+}
+
 // Exited converts the machine's time of an exit that happened after the last stamp, like FromMachineTime, but takes the
 // earlier one when both lie in between. When neither does, the exit counts as unseen: it returns zero.
 func (c Clock) Exited(t time.Time, last Stamp, r Reading) time.Time {

@@ -211,6 +211,12 @@ func (c *Clock) FromMachineTime(t, after time.Time) time.Time {
 	return is.FromMachineTime(t, after, c.store.LastStamp(), r)
 }
 
+// ToMachineTime converts a time to that of the machine's clock as it stands now.
+func (c *Clock) ToMachineTime(t time.Time) time.Time {
+	is, r := c.read()
+	return is.ToMachineTime(t, r)
+}
+
 // Exited converts the machine's time of an exit that no sample has seen yet; zero where it cannot be known.
 func (c *Clock) Exited(t time.Time) time.Time {
 	is, r := c.read()

@@ -1,18 +1,23 @@
 package uplink_test
 
 import (
+	"context"
+	"io"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/internal/uplink"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // withClock gives the node a machine's clock that tells a wrong time.
@@ -117,4 +122,26 @@ func TestNodeThatSampledInTheFutureFindsBackToItsHub(t *testing.T) {
 	h.next()
 	require.Eventually(t, n.clock.Trusted, 10*time.Second, 5*time.Millisecond)
 	require.WithinDuration(t, time.Now(), n.clock.Now(), time.Minute)
+}
+
+// A log is written by the machine's clock, here a day behind, and a tenant asks by the right time.
+func TestALogIsReadSinceATimeOfTheMachine(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	n.withClock(time.Now().Add(-24*time.Hour), time.Time{})
+	require.NoError(t, n.enroll(h))
+	asked := make(chan time.Time, 1)
+	n.run(uplink.Config{Logs: func(_ context.Context, _ string, _ int, since time.Time, _ bool) (io.ReadCloser, error) {
+		asked <- since
+		return io.NopCloser(strings.NewReader("")), nil
+	}})
+	require.NoError(t, n.store.OpenRun(state.Run{ID: "m1.1", MemberID: "m1", Service: "main", OpenedAt: n.clock.Now()}))
+	s := h.next()
+	require.Eventually(t, n.clock.Trusted, 10*time.Second, 5*time.Millisecond)
+	stream, err := s.conn.Open(t.Context(), &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_TUNNEL})
+	require.NoError(t, err)
+	since := time.Now().Add(-15 * time.Minute)
+	require.NoError(t, stream.Send(&protocol.TunnelRequest{Request: &protocol.TunnelRequest_Logs{
+		Logs: &protocol.LogsRequest{MemberId: "m1", Since: timestamppb.New(since)},
+	}}))
+	require.WithinDuration(t, since.Add(-24*time.Hour), <-asked, time.Minute)
 }
