@@ -29,7 +29,7 @@ type Filter struct {
 	UsageSource string
 	Meter       string
 	Kind        string
-	// From and To bound the beginning of usage, or when a posting was made: [From, To).
+	// From and To bound when a posting was made: [From, To). Usage counts that ended after From and began before To.
 	From, To time.Time
 	// Before is the cursor of the page before; Limit is cut to MaxPage, DefaultPage when zero.
 	Before string

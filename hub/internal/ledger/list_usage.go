@@ -78,7 +78,10 @@ type usageQuery struct {
 func usageQueryOf(ctx context.Context, tx db.Tx, f Filter) (*usageQuery, error) {
 	u := &usageQuery{}
 	u.Compare("meter =", f.Meter)
-	u.Between("started_at", f.From, f.To)
+	if !f.From.IsZero() {
+		u.And("ended_at > " + u.Arg(f.From))
+	}
+	u.Between("started_at", time.Time{}, f.To)
 	u.Compare("id <", f.Before)
 	if f.UsageSource != "" {
 		u.And(`subject_id IN (SELECT id FROM subjects WHERE kind = ` + u.Arg(kindOf(f.UsageSource)) + `)`)

@@ -229,6 +229,26 @@ func TestListingsPageAndFilter(t *testing.T) {
 	require.Equal(t, noon.Add(time.Hour), postings[0].PeriodTo)
 }
 
+func TestAListingHasTheUsageThatReachesIntoItsTime(t *testing.T) {
+	w := newWorld(t)
+	w.credit("1000")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "3.6")
+	s := w.member()
+	w.lease(s, time.Hour)
+	w.now = at(100)
+	require.True(t, w.post(w.session(s, 10, 70)))
+	for _, test := range []struct{ from, to float64 }{{0, 11}, {20, 30}, {69, 100}} {
+		rows, _, err := list(w, ledger.Filter{OrgID: w.org, From: at(test.from), To: at(test.to)})
+		require.NoError(t, err)
+		require.Len(t, rows, 1, "from %v to %v", test.from, test.to)
+	}
+	for _, test := range []struct{ from, to float64 }{{0, 10}, {70, 100}} {
+		rows, _, err := list(w, ledger.Filter{OrgID: w.org, From: at(test.from), To: at(test.to)})
+		require.NoError(t, err)
+		require.Empty(t, rows, "from %v to %v", test.from, test.to)
+	}
+}
+
 // TestNothingANodeSaysBlocksItsUsage posts records with extreme and nonsensical values: each segment is taken, the good
 // record behind them is billed, and the books stay balanced.
 func TestNothingANodeSaysBlocksItsUsage(t *testing.T) {
