@@ -263,12 +263,59 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 	require.ErrorContains(t, err, "still deploying")
 }
 
-func TestServiceAccountMintsOnceAndNeverSendsItsKey(t *testing.T) {
+func accountKey(t *testing.T) (public ed25519.PublicKey, privatePEM []byte) {
+	t.Helper()
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
 	der, err := x509.MarshalPKCS8PrivateKey(private)
 	require.NoError(t, err)
-	key := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
+	return public, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
+}
+
+// A token ends before its time where the machine slept: its monotonic clock stood still.
+func TestATokenThatTheHubRefusesIsReplaced(t *testing.T) {
+	_, key := accountKey(t)
+	mints, good := 0, "minted-2"
+	conf := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/api/v1/auth/service-account/token":
+			mints++
+			answer(w, http.StatusOK, client.Token{AccessToken: fmt.Sprintf("minted-%d", mints), ExpiresIn: 900})
+		case r.Header.Get("Authorization") != "Bearer "+good:
+			answer(w, http.StatusUnauthorized, client.Problem{Code: "token_invalid"})
+		default:
+			var body client.SessionRefresh
+			assert.NoError(t, json.NewDecoder(r.Body).Decode(&body))
+			answer(w, http.StatusOK, client.SessionTokens{RefreshToken: body.RefreshToken + "!"})
+		}
+	})
+	credential, err := client.NewServiceAccountCredential(conf, id, id, key)
+	require.NoError(t, err)
+	conf.Credential = credential
+	hub, err := client.Open(conf)
+	require.NoError(t, err)
+	t.Cleanup(hub.Close)
+	call := func() (client.SessionTokens, error) {
+		body := client.SessionRefresh{RefreshToken: "sent"}
+		return client.Read[client.SessionTokens](hub.RefreshSession(t.Context(), body))
+	}
+	for range 2 {
+		got, err := call()
+		require.NoError(t, err)
+		require.Equal(t, "sent!", got.RefreshToken)
+	}
+	require.Equal(t, 2, mints)
+
+	good = "none"
+	_, err = call()
+	var problem *client.Problem
+	require.ErrorAs(t, err, &problem)
+	require.EqualValues(t, http.StatusUnauthorized, problem.Status)
+	require.Equal(t, 3, mints, "one attempt with a fresh token")
+}
+
+func TestServiceAccountMintsOnceAndNeverSendsItsKey(t *testing.T) {
+	public, key := accountKey(t)
 	mints := 0
 	used := map[string]bool{}
 	conf := serve(t, func(w http.ResponseWriter, r *http.Request) {

@@ -105,6 +105,15 @@ func (c *ServiceAccountCredential) Bearer(ctx context.Context) (string, error) {
 	return c.token, nil
 }
 
+// forget drops a token that the hub refused, unless it was replaced already.
+func (c *ServiceAccountCredential) forget(token string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.token == token {
+		c.token = ""
+	}
+}
+
 func (c *ServiceAccountCredential) mint(ctx context.Context, now time.Time) (Token, error) {
 	assertion := jwt.NewWithClaims(jwt.SigningMethodEdDSA, jwt.RegisteredClaims{
 		Issuer: c.accountID, Subject: c.accountID, Audience: jwt.ClaimStrings{assertionAudience}, ID: newID(),

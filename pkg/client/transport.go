@@ -101,17 +101,49 @@ func dropAbsent(r *http.Request) {
 	maps.DeleteFunc(r.Header, func(_ string, values []string) bool { return len(values) == 1 && values[0] == "" })
 }
 
+// once sends the call; a second time where the hub refuses a token that another can be minted for: it ends early where
+// this machine slept or the hub's clock was set.
 func (t *transport) once(r *http.Request) (*http.Response, error) {
-	if t.conf.Credential != nil {
-		bearer, err := t.conf.Credential.Bearer(r.Context())
-		if err != nil {
-			return nil, err
-		}
-		if bearer != "" {
-			r.Header.Set("Authorization", "Bearer "+bearer)
-		}
+	bearer, err := t.authorize(r)
+	if err != nil {
+		return nil, err
+	}
+	res, err := t.http.Do(r)
+	account, minted := t.conf.Credential.(*ServiceAccountCredential)
+	if err != nil || res.StatusCode != http.StatusUnauthorized || !minted || !rewind(r) {
+		return res, err
+	}
+	_ = res.Body.Close()
+	account.forget(bearer)
+	if _, err := t.authorize(r); err != nil {
+		return nil, err
 	}
 	return t.http.Do(r)
+}
+
+func (t *transport) authorize(r *http.Request) (bearer string, err error) {
+	if t.conf.Credential == nil {
+		return "", nil
+	}
+	if bearer, err = t.conf.Credential.Bearer(r.Context()); err == nil && bearer != "" {
+		r.Header.Set("Authorization", "Bearer "+bearer)
+	}
+	return bearer, err
+}
+
+// rewind makes the body ready to be sent again, and reports whether it is.
+func rewind(r *http.Request) bool {
+	if r.Body == nil || r.Body == http.NoBody {
+		return true
+	}
+	if r.GetBody == nil {
+		return false
+	}
+	body, err := r.GetBody()
+	if err == nil {
+		r.Body = body
+	}
+	return err == nil
 }
 
 // retry says whether the same call may and should be sent again, and after how long.
