@@ -8,11 +8,11 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
-// sessionTokens are those of the fake hub; the first access token has ended already.
+// sessionTokens are those of the fake hub, whose clock is ahead; the first access token has ended already.
 func sessionTokens(refresh string, expires time.Duration) client.SessionTokens {
 	return client.SessionTokens{
 		SessionID: tokenID, UserID: userID, AccessToken: "good-token", TokenType: "Bearer", RefreshToken: refresh,
-		ExpiresAt: time.Now().Add(expires),
+		ExpiresAt: time.Now().Add(expires + time.Hour), ExpiresIn: int64(expires / time.Second),
 	}
 }
 

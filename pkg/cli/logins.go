@@ -28,9 +28,10 @@ type login struct {
 
 func newLogin(t client.SessionTokens) *login {
 	return &login{
-		SessionID:    t.SessionID,
-		AccessToken:  t.AccessToken,
-		ExpiresAt:    t.ExpiresAt,
+		SessionID:   t.SessionID,
+		AccessToken: t.AccessToken,
+		// By this machine's clock; the hub's may be another.
+		ExpiresAt:    time.Now().Add(time.Duration(t.ExpiresIn) * time.Second),
 		RefreshToken: t.RefreshToken,
 	}
 }
