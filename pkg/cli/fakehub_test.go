@@ -15,7 +15,9 @@ import (
 // fakeHub answers as the contract says, for as much as the scripts need.
 type fakeHub struct {
 	// polled says that a device login was asked about once.
-	polled    bool
+	polled bool
+	// refreshed is the idempotency key of the refresh whose answer was cut off.
+	refreshed string
 	mu        sync.Mutex
 	instances map[string]*client.AppInstance
 	reads     int

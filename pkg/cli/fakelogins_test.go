@@ -47,7 +47,16 @@ func (h *fakeHub) serveLogins(w http.ResponseWriter, r *http.Request, route stri
 			refuse(w, r, http.StatusUnauthorized, "session_ended", "Log in again.")
 			return true
 		}
-		answer(w, 200, sessionTokens("gpuaas_rt_2", time.Hour))
+		switch key := r.Header.Get("X-Idempotency-Key"); h.refreshed {
+		case "":
+			h.refreshed = key
+			w.Header().Set("Content-Length", "100")
+			w.WriteHeader(http.StatusOK)
+		case key:
+			answer(w, 200, sessionTokens("gpuaas_rt_2", time.Hour))
+		default:
+			refuse(w, r, http.StatusUnauthorized, "session_ended", "The refresh token was used before.")
+		}
 	case "GET /auth/sessions":
 		answer(w, 200, client.SessionList{Items: []client.Session{{ID: tokenID, UserAgent: "gpuaas/test", Current: true}}})
 	case "GET /orgs/" + orgID + "/invitations":

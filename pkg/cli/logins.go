@@ -3,6 +3,7 @@ package cli
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net/http"
@@ -24,6 +25,8 @@ type login struct {
 	AccessToken  string    `yaml:"access_token"`
 	ExpiresAt    time.Time `yaml:"expires_at"`
 	RefreshToken string    `yaml:"refresh_token"`
+	// RefreshKey is the idempotency key of the refresh that was begun.
+	RefreshKey string `yaml:"refresh_key,omitempty"`
 }
 
 func newLogin(t client.SessionTokens) *login {
@@ -66,19 +69,41 @@ func (c *loginCredential) Bearer(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer hub.Close()
+	kept, err = c.refresh(ctx, hub, s, kept)
+	if err == nil && time.Until(kept.ExpiresAt) <= refreshAhead {
+		// These tokens are what an earlier command did not get to keep.
+		kept, err = c.refresh(ctx, hub, s, kept)
+	}
+	return kept.AccessToken, err
+}
+
+// refresh exchanges the refresh token. Its key is kept before: used with another one, the token would count as stolen
+// where the answer was lost or could not be kept.
+func (c *loginCredential) refresh(ctx context.Context, hub *client.Hub, s store, kept login) (login, error) {
+	if kept.RefreshKey == "" {
+		kept.RefreshKey = rand.Text()
+		if err := c.keep(s, kept); err != nil {
+			return login{}, err
+		}
+	}
 	t, err := client.Read[client.SessionTokens](hub.RefreshSession(ctx, client.SessionRefresh{
 		RefreshToken: kept.RefreshToken,
-	}))
+	}, client.WithIdempotencyKey(kept.RefreshKey)))
 	if err != nil {
 		if _, refused := errors.AsType[*client.Problem](err); refused {
-			return "", &client.CredentialError{Cause: err}
+			return login{}, &client.CredentialError{Cause: err}
 		}
-		return "", err
+		return login{}, err
 	}
+	fresh := *newLogin(t)
+	return fresh, c.keep(s, fresh)
+}
+
+func (c *loginCredential) keep(s store, l login) error {
 	of := s.Contexts[c.context]
-	of.Login = newLogin(t)
+	of.Login = &l
 	s.Contexts[c.context] = of
-	return t.AccessToken, s.save(c.path)
+	return s.save(c.path)
 }
 
 func (c *loginCredential) load() (store, login, error) {
