@@ -171,6 +171,14 @@ func TestMoneyThatMakesNoSenseIsRefused(t *testing.T) {
 			"/admin/prices",
 			`{"meter":"session_seconds","currency":"EUR","price":"999999999","per":"second"}`, 422, "price_invalid",
 		},
+		"bytes beyond any range": {
+			"/admin/prices",
+			`{"meter":"volume_byte_seconds","currency":"EUR","price":"100","per":"hour"}`, 422, "price_invalid",
+		},
+		"memory beyond any range": {
+			"/admin/prices",
+			`{"meter":"memory_byte_seconds","currency":"EUR","price":"999999999","per":"second"}`, 422, "price_invalid",
+		},
 		"host gets all and more": {
 			"/admin/prices",
 			`{"meter":"session_seconds","currency":"EUR","price":"1","per":"hour","host_share_percent":101}`, 400, "",

@@ -40,7 +40,10 @@ func FormatQuantity(meter string, quantity int64) string {
 	return decimal(quantity, 0)
 }
 
-const unitSeconds = "seconds"
+const (
+	unitSeconds     = "seconds"
+	unitByteSeconds = "byte_seconds"
+)
 
 // Unit is what a meter's quantity is shown in.
 func Unit(meter string) string {
@@ -49,7 +52,7 @@ func Unit(meter string) string {
 		MeterAllocationSeconds, MeterAttachmentSeconds:
 		return unitSeconds
 	case protocol.MeterMemoryByteSeconds, MeterVolumeByteSeconds:
-		return "byte_seconds"
+		return unitByteSeconds
 	default:
 		return "unit"
 	}

@@ -32,9 +32,12 @@ type Price struct {
 	CreatedAt time.Time
 }
 
-// maxHourNanos bounds an hour of a time meter at about a million units of the currency, so that no bill of one subject
-// leaves the range of an amount.
-const maxHourNanos = 1_000_000 * NanosPerUnit
+// maxHourNanos bounds an hour of a time meter, or of the most bytes that one subject takes, at about a million units of
+// the currency, so that no bill of one subject leaves the range of an amount.
+const (
+	maxHourNanos    = 1_000_000 * NanosPerUnit
+	maxSubjectBytes = 1 << 44
+)
 
 // basePerGiB: memory and volumes are sold by the GiB, a byte's price would be below a billionth.
 const basePerGiB = 1 << 30
@@ -49,7 +52,7 @@ func PerQuantity(meter, per string) (int64, error) {
 			return seconds * 1_000_000, nil
 		}
 		return 0, badUnit("a time meter is priced per second, minute or hour")
-	case "byte_seconds":
+	case unitByteSeconds:
 		if seconds > 0 {
 			return seconds * basePerGiB, nil
 		}
@@ -87,8 +90,14 @@ func CreatePrice(ctx context.Context, tx db.Tx, p Price, now time.Time) (Price, 
 		return Price{}, fault.New(fault.Unprocessable, codePriceInvalid, "A price is not negative, and a host's share is at "+
 			"most all of it.", nil)
 	}
-	if hour, err := rating.ChargeUp(p.Nanos, per, time.Hour.Microseconds()); Unit(p.Meter) == unitSeconds &&
-		(err != nil || hour > maxHourNanos) {
+	var hours int64
+	switch Unit(p.Meter) {
+	case unitSeconds:
+		hours = time.Hour.Microseconds()
+	case unitByteSeconds:
+		hours = 3600 * maxSubjectBytes
+	}
+	if hour, err := rating.ChargeUp(p.Nanos, per, hours); err != nil || hour > maxHourNanos {
 		return Price{}, fault.New(fault.Unprocessable, codePriceInvalid, "An hour at this price is out of range.",
 			nil).WithField("/price", "is too large")
 	}
