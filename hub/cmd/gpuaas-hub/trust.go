@@ -107,10 +107,12 @@ nothing that runs is stopped.`,
 			if err != nil {
 				return err
 			}
-			// A new catalog key takes the place of the revoked one.
-			if err := os.Rename(catalog+".new", catalog); err != nil && !os.IsNotExist(err) {
-				return fault.New(fault.Internal, codeCatalogKeyNotMoved, "The key is revoked; move "+catalog+".new to "+catalog+
-					" by hand.", err)
+			// A new catalog key takes the place of the revoked one, and of no other.
+			if trust.HasCatalogKey(bundle, keyID) {
+				if err := os.Rename(catalog+".new", catalog); err != nil {
+					return fault.New(fault.Internal, codeCatalogKeyNotMoved, "The key is revoked; move "+catalog+".new to "+
+						catalog+" by hand.", err)
+				}
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "Key %s is revoked by trust bundle %d.\n", keyID, bundle.Version())
 			return err

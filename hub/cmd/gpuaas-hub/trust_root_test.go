@@ -111,6 +111,33 @@ func TestTheLowestVersionOfAnAppIsSetAndLifted(t *testing.T) {
 	require.Empty(t, floor())
 }
 
+// A revocation of the catalog key that was cut off leaves a new one that no bundle names.
+func TestTheCatalogKeyIsReplacedOnlyWhereItWasRevoked(t *testing.T) {
+	h := newHome(t)
+	catalog := filepath.Join(h.keys, trust.CatalogKeyFile)
+	kept := func() string {
+		text, err := os.ReadFile(catalog)
+		require.NoError(t, err)
+		return string(text)
+	}
+	revoke := func(keyID string) {
+		_, err := cli(t, "trust", "revoke", "--data-dir", h.data, "--key-dir", h.keys, "--passphrase-file", h.passphrase,
+			"--key-id", keyID)
+		require.NoError(t, err)
+	}
+	first := kept()
+	keys, err := trust.Open(h.data)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(catalog+".new", []byte("cut off"), 0o600))
+	revoke(keys.State().KeyID())
+	require.Equal(t, first, kept())
+	require.NoError(t, os.Remove(catalog+".new"))
+	revoke(keys.Bundle().Keys(protocol.RoleCatalog)[0].GetKeyId())
+	require.NotEqual(t, first, kept())
+	require.NotEqual(t, "cut off", kept())
+	require.NoFileExists(t, catalog+".new")
+}
+
 func TestInitPrintsAGeneratedPassphraseOnce(t *testing.T) {
 	dir := t.TempDir()
 	args := []string{

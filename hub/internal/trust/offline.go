@@ -120,13 +120,22 @@ func Revoke(o RevokeOptions) (protocol.Bundle, error) {
 		return protocol.Bundle{}, err
 	}
 	defer wipe(root)
-	next, retired, err := o.successor(dir, bundle)
+	catalog := newKey()
+	defer clear(catalog)
+	next, retired, err := o.successor(dir, bundle, catalog)
 	if err != nil {
 		return protocol.Bundle{}, err
 	}
 	succeeded, err := sign(bundle, next, root)
 	if err != nil {
 		return protocol.Bundle{}, err
+	}
+	if HasCatalogKey(succeeded, o.KeyID) {
+		if err := writeOffline(o.CatalogKeyFile, protocol.RoleCatalog, catalog, o.Root.Passphrases[0],
+			o.ScryptWorkFactor); err != nil {
+			return protocol.Bundle{}, fault.New(fault.Internal, codeCatalogKeyNotWritten, "The new catalog key could not be "+
+				"written to "+o.CatalogKeyFile+": the file must not exist yet.", err)
+		}
 	}
 	if err := keep(dir, o.DataDir, succeeded); err != nil {
 		return protocol.Bundle{}, err
@@ -140,9 +149,18 @@ func Revoke(o RevokeOptions) (protocol.Bundle, error) {
 	return succeeded, nil
 }
 
-// successor builds the next bundle and returns the file of the revoked key.
+// HasCatalogKey reports whether a catalog key of the bundle, revoked or not, has the id.
+func HasCatalogKey(bundle protocol.Bundle, id string) bool {
+	return slices.ContainsFunc(bundle.Message().GetRoles(), func(r *protocol.Role) bool {
+		return r.GetName() == protocol.RoleCatalog &&
+			slices.ContainsFunc(r.GetKeys(), func(k *protocol.PublicKey) bool { return k.GetKeyId() == id })
+	})
+}
+
+// successor builds the next bundle, where a revoked catalog key is replaced by the given one, and returns the file of
+// the revoked key.
 func (o RevokeOptions) successor(dir string,
-	bundle protocol.Bundle,
+	bundle protocol.Bundle, catalog ed25519.PrivateKey,
 ) (next *protocol.TrustBundle, retired string, err error) {
 	if next, err = dated(bundle, o.Now, o.BundleTTL); err != nil {
 		return nil, "", err
@@ -158,7 +176,7 @@ func (o RevokeOptions) successor(dir string,
 			return nil, "", fault.New(fault.Unprocessable, codeRootKeyIrrevocable, "A root key is replaced with `gpuaas-hub "+
 				"trust rotate-root`.", nil)
 		case protocol.RoleCatalog:
-			fresh, err = o.newCatalog()
+			fresh, err = edRole(protocol.RoleCatalog, catalog), o.checkCatalogKeyFile()
 		default:
 			var hosts hostNames
 			if hosts, err = o.hosts(role, next.GetTrustDomain()); err != nil {
@@ -196,21 +214,14 @@ func (o RevokeOptions) hosts(role *protocol.Role, trustDomain string) (hostNames
 	return hostNames{}, nil
 }
 
-func (o RevokeOptions) newCatalog() (*protocol.Role, error) {
+func (o RevokeOptions) checkCatalogKeyFile() error {
 	if o.CatalogKeyFile == "" {
-		return nil, fault.New(fault.Malformed, codeCatalogKeyFileMissing, "Say with --catalog-key-file where the new "+
+		return fault.New(fault.Malformed, codeCatalogKeyFileMissing, "Say with --catalog-key-file where the new "+
 			"catalog key goes.", nil)
 	}
 	if in, err := inside(o.CatalogKeyFile, o.DataDir); err != nil || in {
-		return nil, fault.New(fault.Malformed, codeOfflineDirInside, "The catalog key must not be inside the data directory.",
+		return fault.New(fault.Malformed, codeOfflineDirInside, "The catalog key must not be inside the data directory.",
 			err)
 	}
-	key := newKey()
-	defer clear(key)
-	if err := writeOffline(o.CatalogKeyFile, protocol.RoleCatalog, key, o.Root.Passphrases[0],
-		o.ScryptWorkFactor); err != nil {
-		return nil, fault.New(fault.Internal, codeCatalogKeyNotWritten, "The new catalog key could not be written to "+
-			o.CatalogKeyFile+": the file must not exist yet.", err)
-	}
-	return edRole(protocol.RoleCatalog, key), nil
+	return nil
 }

@@ -259,3 +259,25 @@ func TestAReplacedHubAuthorityKeepsItsNamesUnlessOthersAreGiven(t *testing.T) {
 	require.True(t, revoke(2*time.Hour, "hub.example.com").Permits("hub.example.com"))
 	require.False(t, revoke(3*time.Hour).Permits("10.0.0.1"))
 }
+
+func TestACatalogKeyIsWrittenOnlyForABundleThatIsSigned(t *testing.T) {
+	o, result := initialised(t)
+	_, stranger := initialised(t)
+	keys, err := Open(o.DataDir)
+	require.NoError(t, err)
+	revoke := RevokeOptions{
+		DataDir: o.DataDir, Root: RootKey(stranger.RootKeyFile, passphrase), Now: start,
+		KeyID:            keys.Bundle().Keys(protocol.RoleCatalog)[0].GetKeyId(),
+		CatalogKeyFile:   filepath.Join(o.OfflineDir, "catalog-2.age"),
+		ScryptWorkFactor: 8,
+	}
+	_, err = Revoke(revoke)
+	require.Equal(t, "root_key_wrong", code(t, err))
+	require.NoFileExists(t, revoke.CatalogKeyFile)
+	revoke.Root = RootKey(result.RootKeyFile, passphrase)
+	bundle, err := Revoke(revoke)
+	require.NoError(t, err)
+	fresh, err := readOffline(revoke.CatalogKeyFile, protocol.RoleCatalog, passphrase)
+	require.NoError(t, err)
+	require.True(t, HasCatalogKey(bundle, protocol.NewEd25519Signer(fresh).KeyID()))
+}
