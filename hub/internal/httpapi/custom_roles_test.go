@@ -38,6 +38,7 @@ func TestAServiceAccountHasACustomRole(t *testing.T) {
 	adaID := h.must(t, weak, "GET", "/auth/whoami", "", "", 200).text("id")
 	h.must(t, boss, "PUT", "/projects/"+projectID+"/roles/"+adaID, "", customOnly(grants), 200)
 	create(weak, strong, "", 403)
+	require.Contains(t, create(boss, strong, "", 422).raw, `"/custom_role"`, "a service account changes no roles")
 
 	made := create(weak, role, "", 201)
 	require.Equal(t, role, made.text("custom_role"))
@@ -50,6 +51,9 @@ func TestAServiceAccountHasACustomRole(t *testing.T) {
 	h.must(t, boss, "PUT", path, "", `{"display_name":"R","permissions":["capacity.volume.read"]}`, 200)
 	require.Equal(t, 403, h.ask(t, token, "GET", instances, "", "").status, "from the next request on")
 	require.Equal(t, 200, h.ask(t, token, "GET", volumes, "", "").status)
+	h.must(t, boss, "PUT", path, "", `{"display_name":"R","permissions":["iam.role.write","iam.role.read"]}`, 200)
+	roles := "/projects/" + projectID + "/roles/" + adaID
+	require.Equal(t, 403, h.ask(t, token, "PUT", roles, "", `{"roles":[]}`).status)
 
 	require.Equal(t, "role_in_use", h.must(t, boss, "DELETE", path, "", "", 409).text("code"))
 	h.must(t, boss, "DELETE", "/projects/"+projectID+"/service-accounts/"+made.text("id"), "", "", 204)

@@ -10,6 +10,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -199,7 +200,9 @@ func (sa ServiceAccount) principal() Principal {
 		// Of an app instance it has no role, and knows its project.
 		AppInstanceID: sa.AppInstanceID,
 		Bindings: []Binding{{
-			Role: sa.Role, ProjectID: sa.ProjectID, Permissions: sa.CustomPermissions,
+			Role: sa.Role, ProjectID: sa.ProjectID,
+			// A role that the account holds can be changed.
+			Permissions: slices.DeleteFunc(slices.Clone(sa.CustomPermissions), forPeople),
 		}},
 	}
 }

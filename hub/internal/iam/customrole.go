@@ -155,13 +155,20 @@ func mayGrant(by Principal, permissions []Permission, orgID, projectID string) e
 	return nil
 }
 
-// MayGrantAccount refuses to give what a service account may do, where that is more than by may in its project.
+// MayGrantAccount refuses to give what a service account may do, where that is more than by may in its project, or is
+// for people alone.
 func MayGrantAccount(by Principal, sa ServiceAccount) error {
 	permissions := sa.CustomPermissions
 	if !sa.Role.IsCustom() {
 		permissions = sa.Role.Permissions()
 	}
-	return mayGrant(by, permissions, sa.OrgID, sa.ProjectID)
+	if err := mayGrant(by, permissions, sa.OrgID, sa.ProjectID); err != nil {
+		return err
+	}
+	if i := slices.IndexFunc(permissions, forPeople); i >= 0 {
+		return invalid().WithField("/custom_role", "has "+string(permissions[i])+", which no service account may have")
+	}
+	return nil
 }
 
 // CheckGrants checks that the roles of a new user of an org exist, and that by may give them.
