@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
 	"os"
@@ -33,6 +34,7 @@ func (a *app) environmentsCommand() *cobra.Command {
 	remove := a.projectAction("delete DIGEST", "Remove an environment that no app instance uses", cobra.ExactArgs(1),
 		func(ctx context.Context, s *session, project string, args []string) error {
 			found := false
+			var failed []error
 			for e, err := range client.All[client.Environment](func(cursor string) (*http.Response, error) {
 				return s.hub.ListEnvironments(ctx, project,
 					&client.ListEnvironmentsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...)
@@ -45,14 +47,14 @@ func (a *app) environmentsCommand() *cobra.Command {
 				}
 				found = true
 				if err := closed(s.hub.DeleteEnvironment(ctx, project, e.Digest, e.NodeID, s.editors()...)); err != nil {
-					return err
+					failed = append(failed, fmt.Errorf("node %s: %w", e.NodeID, err))
 				}
 			}
 			if !found {
 				return &client.Problem{Status: http.StatusNotFound, Code: "not_found", Detail: "No node keeps such an " +
 					"environment for the project; gpuaas environments list shows what there is."}
 			}
-			return nil
+			return errors.Join(failed...)
 		})
 	remove.Flags().StringVar(&node, "node", "", "id of the node (default: every node that keeps it)")
 	return group("environments", "Python packages that nodes keep for the project", list, remove, a.packageIndexCommand())

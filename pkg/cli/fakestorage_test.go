@@ -3,6 +3,7 @@ package cli_test
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/gpuaas/gpuaas/pkg/client"
@@ -163,11 +164,18 @@ func (s *storage) serveEnvironments(w http.ResponseWriter, r *http.Request, rout
 	const project = "/projects/" + projectID
 	switch {
 	case route == "GET "+project+"/environments":
-		answer(w, 200, client.EnvironmentList{Items: []client.Environment{
+		kept := []client.Environment{
 			{Digest: "sha256:a", NodeID: nodeID, SizeBytes: 7 << 20, Requirements: []string{"numpy==2.1.0"}},
 			{Digest: "sha256:a", NodeID: orgID, UsedBy: []client.ID{instanceID}},
 			{Digest: "sha256:b", NodeID: orgID},
-		}})
+			{Digest: "sha256:d", NodeID: nodeID, UsedBy: []client.ID{instanceID}},
+		}
+		if !slices.ContainsFunc(s.removed, func(gone string) bool { return strings.Contains(gone, "sha256:d") }) {
+			kept = append(kept, client.Environment{Digest: "sha256:d", NodeID: userID})
+		}
+		answer(w, 200, client.EnvironmentList{Items: kept})
+	case strings.HasPrefix(route, "DELETE "+project+"/environments/sha256:d") && strings.HasSuffix(route, nodeID):
+		refuse(w, r, http.StatusConflict, "environment_in_use", "An app instance uses it.")
 	case strings.HasPrefix(route, "DELETE "+project+"/environments/"):
 		s.removed = append(s.removed, route)
 		w.WriteHeader(http.StatusNoContent)
