@@ -135,6 +135,19 @@ volumes:
 	require.EqualValues(t, 2049, s.Volumes[0].SizeMiB.Default)
 }
 
+// A manifest counts seconds in 32 bits.
+func TestAGraceThatNoManifestHasIsRefused(t *testing.T) {
+	out, err := compose.Convert(t.Context(), []byte(`services:
+  app:
+    image: org/acme/corpus/app@sha256:`+strings.Repeat("a", 64)+`
+    stop_grace_period: 4294967306s
+`), compose.Options{Slug: "corpus", Version: "1.0.0"})
+	if err == nil {
+		_, err = manifest.Parse(out)
+	}
+	require.ErrorContains(t, err, "grace")
+}
+
 // Compose keeps cores as 32-bit numbers, in which 0.1 is a bit more than it is.
 func TestCoresAreWhatTheFileSays(t *testing.T) {
 	for cores, millis := range map[string]uint64{

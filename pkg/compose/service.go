@@ -33,7 +33,7 @@ func (c *converter) service(name string, main bool) manifest.Service {
 	out.Capabilities = c.capabilities(name, s)
 	out.User, out.ReadOnlyRoot, out.WorkingDir = c.user(name, s), s.ReadOnly, s.WorkingDir
 	if s.StopGracePeriod != nil {
-		grace := uint32(math.Ceil(time.Duration(*s.StopGracePeriod).Seconds()))
+		grace := uint32(min(math.Ceil(time.Duration(*s.StopGracePeriod).Seconds()), math.MaxUint32))
 		out.StopGraceSeconds = &grace
 	}
 	return out
