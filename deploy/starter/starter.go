@@ -47,11 +47,12 @@ type Node struct {
 	Dir string
 }
 
-// Nodes are the members that an instance has, its controller first; it is an error to have none.
+// Nodes are the members that an instance has, but for those that were lost with their nodes, its controller first; it
+// is an error to have none.
 func (m Machines) Nodes(i client.AppInstance, script []byte, dir string) (nodes []Node, err error) {
 	for _, member := range i.Members {
-		if member.Status == client.MemberStatusRemoved {
-			continue
+		if member.Status == client.MemberStatusRemoved || member.StatusReason == client.StatusReasonNodeLost {
+			continue // its machine is no longer the instance's
 		}
 		machine, err := m(member.AllocationID)
 		if err != nil {

@@ -37,6 +37,19 @@ type advanceCase struct {
 	steps   []Step
 }
 
+// Nobody can take out a member that was lost with its node, and another one takes its place.
+func TestALostMemberOfAnExternalWorkerHarmsNothingWhileOthersLive(t *testing.T) {
+	running := Lifecycle{Running, HealthHealthy, 0}
+	next, steps := AdvanceExternal(running, []MemberState{ready, nodeLost})
+	require.Equal(t, running, next)
+	require.Empty(t, steps)
+	next, _ = AdvanceExternal(running, []MemberState{failedOnce, ready, nodeLost})
+	require.Equal(t, Lifecycle{Running, HealthDegraded, protocol.WorkloadStatus_CRASH_LOOP}, next)
+	next, steps = AdvanceExternal(running, []MemberState{nodeLost, nodeLost})
+	require.Equal(t, failedLost, next)
+	require.Equal(t, []Step{{Running, Failed, protocol.WorkloadStatus_NODE_LOST}}, steps)
+}
+
 func requireAdvance(t *testing.T, cases []advanceCase) {
 	t.Helper()
 	for _, c := range cases {

@@ -174,7 +174,7 @@ func TaskFailure(l Lifecycle, kind string, reason protocol.WorkloadStatus_Reason
 }
 
 // AdvanceExternal is Advance for an instance that an external worker operates: its tasks move the status, and the
-// members that it reports decide about health. Members that come, go or are gone do not count.
+// members that it reports decide about health. Members that come, go or are gone do not count, but where all are lost.
 func AdvanceExternal(l Lifecycle, members []MemberState) (Lifecycle, []Step) {
 	members = slices.DeleteFunc(slices.Clone(members), func(m MemberState) bool {
 		switch m.Status {
@@ -190,6 +190,7 @@ func AdvanceExternal(l Lifecycle, members []MemberState) (Lifecycle, []Step) {
 		next := Lifecycle{Status: Failed, Health: HealthUnhealthy, Reason: protocol.WorkloadStatus_NODE_LOST}
 		return next, []Step{{From: l.Status, To: Failed, Reason: next.Reason}}
 	case l.Status == Running:
+		n = count(slices.DeleteFunc(members, func(m MemberState) bool { return m.Lost }))
 		return Lifecycle{Status: Running, Health: n.health(), Reason: n.reason}, nil
 	}
 	return l, nil

@@ -2,6 +2,7 @@ package slurm_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -11,6 +12,26 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/client"
 	"github.com/gpuaas/gpuaas/pkg/worker"
 )
+
+func TestAMemberThatIsLostWithItsNodeIsNoneOfTheCluster(t *testing.T) {
+	machines := starter.Machines(func(allocationID string) (starter.Machine, error) {
+		if allocationID == "lost" {
+			return starter.Machine{}, errors.New("it is no machine of ours any more")
+		}
+		return starter.Machine{Address: allocationID, Shell: []string{"false"}, CPUs: 1}, nil
+	})
+	const controller = "0192f0c0-0000-7000-8000-000000000001"
+	nodes, err := machines.Nodes(client.AppInstance{Members: []client.Member{
+		{
+			ID: "0192f0c0-0000-7000-8000-000000000002", AllocationID: "lost", Role: string(client.MemberRoleWorker),
+			Status: client.MemberStatusFailed, StatusReason: client.StatusReasonNodeLost,
+		},
+		{ID: controller, AllocationID: "lives", Role: string(client.MemberRoleController), Status: client.MemberStatusReady},
+	}}, nil, slurm.Dir)
+	require.NoError(t, err)
+	require.Len(t, nodes, 1)
+	require.Equal(t, controller, nodes[0].ID)
+}
 
 // A machine that takes the connection and does not answer is one failed member: the worker has the others' state before
 // its time is over.
