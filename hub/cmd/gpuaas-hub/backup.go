@@ -47,15 +47,15 @@ apart.`,
 			if err != nil {
 				return err
 			}
+			if err := guard.show(cmd.OutOrStdout(), passphrase); err != nil {
+				return err
+			}
 			var closers closers
 			defer func() { err = errors.Join(err, closers.close()) }()
 			made, err := makeBackup(cmd.Context(), c, path, backup.Source{
 				WithoutRegistry: withoutRegistry, Passphrase: passphrase, ScryptWorkFactor: guard.workFactor(),
 			}, closers.add)
 			if err != nil {
-				return err
-			}
-			if err := guard.show(cmd.OutOrStdout(), passphrase); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "Backup %s of %s is in %s (%d bytes, read back and whole).\n", made.ID,

@@ -107,6 +107,7 @@ func (f *newPassphraseFlags) workFactor() int {
 	return 0
 }
 
+// show prints a passphrase that was made, before it guards anything: what comes after may fail.
 func (f *newPassphraseFlags) show(w io.Writer, passphrase string) error {
 	if !f.generate {
 		return nil
@@ -185,6 +186,9 @@ sign, and the third may be the lost one: name it with --retire.`,
 			if err != nil {
 				return err
 			}
+			if err := passphrase.show(cmd.OutOrStdout(), secret); err != nil {
+				return err
+			}
 			file, present := target, filepath.Join(f.keyDir, trust.RootKeyFile)
 			if target == "" {
 				file = present + ".new"
@@ -201,9 +205,6 @@ sign, and the third may be the lost one: name it with --retire.`,
 					return fault.New(fault.Internal, codeRootKeyNotMoved, "The root is rotated; move "+file+" to "+present+
 						" by hand.", err)
 				}
-			}
-			if err := passphrase.show(cmd.OutOrStdout(), secret); err != nil {
-				return err
 			}
 			return showRoot(cmd.OutOrStdout(), bundle)
 		},
@@ -255,6 +256,9 @@ on: one may be lost or stolen. Keep them in different places.`,
 			if err != nil {
 				return err
 			}
+			if err := passphrase.show(cmd.OutOrStdout(), secret); err != nil {
+				return err
+			}
 			if len(targets) == 0 {
 				targets = []string{filepath.Join(f.keyDir, "root-2.age"), filepath.Join(f.keyDir, "root-3.age")}
 			}
@@ -264,9 +268,6 @@ on: one may be lost or stolen. Keep them in different places.`,
 			}
 			bundle, err := f.signNext(root, change)
 			if err != nil {
-				return err
-			}
-			if err := passphrase.show(cmd.OutOrStdout(), secret); err != nil {
 				return err
 			}
 			return showRoot(cmd.OutOrStdout(), bundle)

@@ -85,6 +85,20 @@ func TestTheRootIsRenewedRotatedAndSpreadFromTheCommandLine(t *testing.T) {
 	require.EqualValues(t, "flag_invalid", fault.As(err).Code, "which of three is not guessed")
 }
 
+// A root whose passphrase nobody has seen is lost.
+func TestAPassphraseThatIsMadeIsShownBeforeItGuardsTheRoot(t *testing.T) {
+	h := newHome(t)
+	present, moved := filepath.Join(h.keys, trust.RootKeyFile), filepath.Join(h.keys, "moved.age")
+	require.NoError(t, os.Rename(present, moved))
+	require.NoError(t, os.Mkdir(present, 0o700))
+	printed, err := cli(t, "trust", "rotate-root", "--data-dir", h.data, "--key-dir", h.keys, "--root-key-file", moved,
+		"--passphrase-file", h.passphrase, "--generate-passphrase")
+	require.EqualValues(t, "root_key_not_moved", fault.As(err).Code, "%v", err)
+	made := regexp.MustCompile(`shown this once: (\S+)`).FindStringSubmatch(printed)
+	require.Len(t, made, 2)
+	require.NoError(t, trust.CheckRoot(trust.RootKey(present+".new", made[1])))
+}
+
 func TestTheLowestVersionOfAnAppIsSetAndLifted(t *testing.T) {
 	h := newHome(t)
 	set := func(args ...string) error {
