@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -130,7 +131,7 @@ func (s *sender) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		for _, e := range events {
+		for _, e := range slices.Clone(events) { // each may take hours
 			if err := s.deliver(ctx, e); err != nil {
 				return err
 			}

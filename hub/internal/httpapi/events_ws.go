@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -92,7 +93,7 @@ func (e eventSocket) follow(ctx context.Context, conn *websocket.Conn) (websocke
 		case e.reader.FellBehind():
 			return websocket.StatusPolicyViolation, closeTooSlow, nil
 		}
-		for _, event := range events {
+		for _, event := range slices.Clone(events) { // each may take seconds
 			if err := e.write(ctx, conn, event.JSON); err != nil {
 				return 0, "", err
 			}

@@ -73,7 +73,8 @@ func (r *EventReader) open(ctx context.Context, tx db.Tx) (*EventReader, error) 
 func (r *EventReader) Replace(p iam.Principal) { r.caller, r.may = p, map[eventScope]bool{} }
 
 // Read returns the next events that the caller may see, and a channel that is closed when there may be more; where it
-// is nil, there may be more already. ended says that the hub is stopping.
+// is nil, there may be more already. ended says that the hub is stopping. The events are those of all readers: they are
+// not to be changed, and who keeps them for long clones the slice, or all that the tail holds stays in memory.
 func (r *EventReader) Read(ctx context.Context) (events []event.Numbered, _ <-chan struct{}, ended bool, err error) {
 	v := r.service.Tail.After(r.after)
 	read, changed := v.Events, v.Changed
