@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/pkg/daemon"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -113,11 +114,11 @@ func TestTheLadderOfAnEarlierBootIsForgotten(t *testing.T) {
 	require.EqualValues(t, 7, restarted.Read)
 	require.Equal(t, protocol.HealthQuarantined, restarted.Rungs["GPU-a"].Health)
 
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	boot, err := daemon.BootID()
 	require.NoError(t, err)
 	raw, err := os.ReadFile(cfg.LadderFile)
 	require.NoError(t, err)
-	other := strings.ReplaceAll(string(raw), strings.TrimSpace(string(boot)), "another-boot")
+	other := strings.ReplaceAll(string(raw), boot, "another-boot")
 	require.NoError(t, os.WriteFile(cfg.LadderFile, []byte(other), 0o600))
 	rebooted := New(cfg).ladder
 	require.Zero(t, rebooted.Read)

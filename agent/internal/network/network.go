@@ -22,6 +22,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/policy"
+	"github.com/gpuaas/gpuaas/pkg/daemon"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/keylock"
@@ -175,12 +176,12 @@ func Open(_ context.Context, cfg Config) (*Network, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	boot, err := daemon.BootID()
 	if err != nil {
-		return nil, fmt.Errorf("read the boot id: %w", err)
+		return nil, err
 	}
 	n := &Network{
-		cfg: cfg, prefix: netip.MustParsePrefix(cfg.CIDR), bootID: strings.TrimSpace(string(boot)),
+		cfg: cfg, prefix: netip.MustParsePrefix(cfg.CIDR), bootID: boot,
 		reserved: map[string][]portReservation{},
 	}
 	n.commit = n.replaceTable

@@ -1,11 +1,8 @@
 package state
 
 import (
-	"fmt"
 	"maps"
 	"math"
-	"os"
-	"strings"
 	"sync"
 	"time"
 
@@ -13,6 +10,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/meter"
+	"github.com/gpuaas/gpuaas/pkg/daemon"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
 
@@ -84,11 +82,8 @@ type Source struct {
 
 // MachineTime is the time of this machine.
 func MachineTime() (Source, error) {
-	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return Source{}, fmt.Errorf("state: boot id: %w", err)
-	}
-	return Source{RTC: failpoint.Now, SinceBoot: sinceBoot, BootID: failpoint.BootID(strings.TrimSpace(string(id)))}, nil
+	id, err := daemon.BootID()
+	return Source{RTC: failpoint.Now, SinceBoot: sinceBoot, BootID: failpoint.BootID(id)}, err
 }
 
 func sinceBoot() time.Duration {

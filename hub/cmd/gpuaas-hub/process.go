@@ -3,14 +3,11 @@ package main
 import (
 	"fmt"
 	"os"
-	"strings"
 	"syscall"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/daemon"
 )
-
-// bootIDFile names this run of the machine's kernel, which keeps the locks on its files.
-const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
 // thisProcess is what a hub writes into the lease of its database. Its owner is the file that it has locked, under this
 // kernel: where that is the same, the process before is gone.
@@ -22,9 +19,9 @@ func thisProcess(lock *os.File) (db.Process, error) {
 	if err != nil {
 		return p, fmt.Errorf("read the lock of the data directory: %w", err)
 	}
-	boot, err := os.ReadFile(bootIDFile)
+	boot, err := daemon.BootID() // the kernel keeps the locks on files
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok && err == nil {
-		p.Owner = fmt.Sprintf("%s/%d:%d", strings.TrimSpace(string(boot)), stat.Dev, stat.Ino)
+		p.Owner = fmt.Sprintf("%s/%d:%d", boot, stat.Dev, stat.Ino)
 	}
 	return p, nil
 }
