@@ -49,29 +49,20 @@ func SliceID(gpu, sharing string, slices, n int) string {
 	return fmt.Sprintf("%s-%s%d-%d", gpu, sliceMode(sharing), slices, n)
 }
 
-// SliceOf reads the id of a slice: how its GPU is shared, and in how many slices. The number is 0 for the id of an
-// accelerator that is none.
-func SliceOf(id string) (sharing string, slices int) {
+// SliceOf reads the id of a slice: its GPU, how that is shared, and in how many slices. The number is 0 for the id of
+// an accelerator that is none.
+func SliceOf(id string) (gpu, sharing string, slices int) {
 	parts := strings.Split(id, "-")
 	if len(parts) < 3 {
-		return "", 0
+		return "", "", 0
 	}
 	for _, sharing := range []string{SharingMPS, SharingTimeSlices} {
 		number, is := strings.CutPrefix(parts[len(parts)-2], sliceMode(sharing))
 		if n, err := strconv.Atoi(number); is && err == nil && n > 1 && n <= MaxSlices {
-			return sharing, n
+			return strings.Join(parts[:len(parts)-2], "-"), sharing, n
 		}
 	}
-	return "", 0
-}
-
-// GPUOfSlice is the GPU of a slice; it is empty for the id of an accelerator that is none.
-func GPUOfSlice(id string) string {
-	if _, slices := SliceOf(id); slices == 0 {
-		return ""
-	}
-	parts := strings.Split(id, "-")
-	return strings.Join(parts[:len(parts)-2], "-")
+	return "", "", 0
 }
 
 func sliceMode(sharing string) string {

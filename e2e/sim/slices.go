@@ -51,7 +51,7 @@ func (r *nodeRow) unclaimed(org int, anyOrg bool) (free []plan.Accelerator) {
 			continue
 		}
 		a := plan.Accelerator{ID: id, Vendor: manifest.AcceleratorNVIDIA, Healthy: true, PartOf: r.gpus[id]}
-		if sharing, slices := protocol.SliceOf(id); slices > 0 {
+		if _, sharing, slices := protocol.SliceOf(id); slices > 0 {
 			a.Model, a.Sharing = sliceModel(sharing, slices), sharing
 		}
 		free = append(free, a)
@@ -76,7 +76,7 @@ func (r *nodeRow) neighbour(org int, slice string) string {
 // sharingOf is how the GPU is shared of which one of the accelerators is a slice; empty where none is.
 func sharingOf(accelerators []string) (sharing string) {
 	for _, id := range accelerators {
-		sharing, _ = protocol.SliceOf(id)
+		_, sharing, _ = protocol.SliceOf(id)
 	}
 	return sharing
 }

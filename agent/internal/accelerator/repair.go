@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -42,7 +41,7 @@ type ladder struct {
 	Unplaced []signal `json:"unplaced,omitempty"`
 	// ids are by PCI address, also of accelerators that are gone.
 	ids map[string]string
-	// given are the ids that containers have, as of usedAt; used are their accelerators.
+	// given are the ids that containers have, as of usedAt; used are the accelerators that they are of.
 	given  []string
 	used   map[string]bool
 	usedAt time.Time
@@ -60,13 +59,14 @@ func (i *Inventory) SetUsed(ids []string) {
 	i.findUsed()
 }
 
-// findUsed finds the accelerators that containers have, again after each scan: a driver may name a partition only after
-// the first pass of the agent. A slice may be none any more.
+// findUsed looks up the accelerators of what containers have, again after each scan: a driver may name a partition only
+// after the first pass of the agent. The id of a slice names its GPU, also where that is shared otherwise by now.
 func (i *Inventory) findUsed() {
 	i.ladder.used = map[string]bool{}
 	for _, id := range i.ladder.given {
 		_, g := i.find(id)
-		i.ladder.used[cmp.Or(g.accelerator.GetId(), protocol.GPUOfSlice(id), id)] = true
+		gpu, _, _ := protocol.SliceOf(id)
+		i.ladder.used[cmp.Or(g.accelerator.GetId(), gpu, id)] = true
 	}
 }
 
@@ -343,8 +343,7 @@ func loadLadder(file string, now time.Time) ladder {
 	if raw, err := os.ReadFile(file); err != nil || json.Unmarshal(raw, &l) != nil {
 		l = ladder{} // none yet, or not this agent's
 	}
-	if raw, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
-		boot := strings.TrimSpace(string(raw))
+	if boot, err := daemon.BootID(); err == nil {
 		if l.Boot != "" && l.Boot != boot {
 			l = ladder{}
 		}

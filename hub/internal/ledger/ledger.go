@@ -86,7 +86,7 @@ type Subject struct {
 func (s *Subject) SetAccelerators(ids []string) {
 	s.Accelerators, s.AcceleratorSlices = int64(len(ids)), 0
 	for _, id := range ids {
-		_, slices := protocol.SliceOf(id)
+		_, _, slices := protocol.SliceOf(id)
 		s.AcceleratorSlices = int64(slices)
 	}
 }

@@ -165,12 +165,12 @@ func acceleratorsOf(m manifest.Manifest, c manifest.Choice) (most int64) {
 // costliest returns at most n of the accelerators that are shared in one way: of slices the largest.
 func costliest(ids []string, n int64, sharing string) []string {
 	ids = slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
-		how, _ := protocol.SliceOf(id)
+		_, how, _ := protocol.SliceOf(id)
 		return how != sharing
 	})
 	slices.SortFunc(ids, func(a, b string) int {
-		_, inA := protocol.SliceOf(a)
-		_, inB := protocol.SliceOf(b)
+		_, _, inA := protocol.SliceOf(a)
+		_, _, inB := protocol.SliceOf(b)
 		return cmp.Compare(inA, inB)
 	})
 	return ids[:min(len(ids), int(n))]
