@@ -1,5 +1,6 @@
 // Package groupcommit commits the items of many callers together: those that arrive while one group is being committed
-// form the next. It does not know what an item is, and it keeps none after its commit.
+// form the next. It does not know what an item is nor what a commit does, which may as well read, and it keeps no item
+// after its commit.
 package groupcommit
 
 import (
@@ -26,6 +27,14 @@ func New[T any](split func(waiting []T) (group, rest []T), commit func(ctx conte
 
 // All is a split that puts everything that waits into one group.
 func All[T any](waiting []T) (group, rest []T) { return waiting, nil }
+
+// AtMost is a split that puts the first n of what waits into one group.
+func AtMost[T any](n int) func(waiting []T) (group, rest []T) {
+	return func(waiting []T) (group, rest []T) {
+		n := min(len(waiting), n)
+		return waiting[:n:n], waiting[n:]
+	}
+}
 
 // Put adds an item and returns at once. The commit outlives ctx, whose values it gets.
 func (q *Queue[T]) Put(ctx context.Context, item T) {

@@ -14,11 +14,7 @@ func TestItemsThatArriveDuringACommitFormTheNextGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var groups [][]int
 		gate := make(chan struct{})
-		atMostTwo := func(waiting []int) (group, rest []int) {
-			n := min(len(waiting), 2)
-			return waiting[:n:n], waiting[n:]
-		}
-		q := groupcommit.New(atMostTwo, func(_ context.Context, group []int) {
+		q := groupcommit.New(groupcommit.AtMost[int](2), func(_ context.Context, group []int) {
 			<-gate
 			groups = append(groups, group)
 		})

@@ -13,7 +13,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
-	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/keylock"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -124,9 +123,7 @@ func inProject(ctx context.Context, s *Service, m Meta, permission iam.Permissio
 	}
 	unlock, err := s.projects.Lock(ctx, key)
 	if err != nil {
-		return instance.Instance{}, fault.New(fault.Unavailable, db.CodeCancelled, "The request ended before it could be "+
-			"done.",
-			err)
+		return instance.Instance{}, db.Cancelled(err)
 	}
 	defer unlock()
 	i, err := once(ctx, s, m, access.Project(m.Principal, permission, projectID), fn)

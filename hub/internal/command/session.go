@@ -67,7 +67,7 @@ func (s *Service) Login(ctx context.Context, m Meta, in LoginInput) (iam.Session
 func (s *Service) hash(ctx context.Context, do func()) error {
 	unlock, err := s.hashing.Lock(ctx, "")
 	if err != nil {
-		return fault.New(fault.Unavailable, db.CodeCancelled, "The request ended before it could be done.", err)
+		return db.Cancelled(err)
 	}
 	defer unlock()
 	do()

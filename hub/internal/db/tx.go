@@ -123,7 +123,7 @@ func attempt[T any](ctx context.Context, writes bool, once func(context.Context,
 			}
 		}
 		if err := pause(ctx, conflicts+lost); err != nil {
-			return zero, fault.New(fault.Unavailable, CodeCancelled, "The request ended before it could be done.", err)
+			return zero, Cancelled(err)
 		}
 	}
 }
@@ -285,9 +285,14 @@ func committing(err error) result {
 	return result{unknown, err}
 }
 
+// Cancelled is the fault of a request that ended, by its deadline or its caller, before it could be done.
+func Cancelled(cause error) error {
+	return fault.New(fault.Unavailable, CodeCancelled, "The request ended before it could be done.", cause)
+}
+
 func beginFailed(ctx context.Context, err error) result {
 	if ctx.Err() != nil {
-		return result{failed, fault.New(fault.Unavailable, CodeCancelled, "The request ended before it could be done.", err)}
+		return result{failed, Cancelled(err)}
 	}
 	return result{lostConnection, err}
 }

@@ -208,7 +208,7 @@ func (s *sender) deliver(ctx context.Context, e event.Numbered) error {
 			return err
 		}
 		s.reader.Replace(owner)
-		if !s.reader.MaySee(e.Event) {
+		if !s.reader.MaySee(&e.Event) {
 			return nil
 		}
 		if w.Tries > 0 && w.Pos < e.Pos-1 {
@@ -331,7 +331,7 @@ func (s *sender) sendAgain(ctx context.Context, eventID string) (outcome, error)
 		return outcome{}, err
 	}
 	s.reader.Replace(owner)
-	if e == nil || !s.reader.MaySee(e.Event) {
+	if e == nil || !s.reader.MaySee(&e.Event) {
 		return outcome{failure: "the event is no longer kept, or the owner may not see it"}, nil
 	}
 	return s.send(ctx, w, *e), ctx.Err()

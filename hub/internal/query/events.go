@@ -73,8 +73,8 @@ func (r *EventReader) open(ctx context.Context, tx db.Tx) (*EventReader, error) 
 func (r *EventReader) Replace(p iam.Principal) { r.caller, r.may = p, map[eventScope]bool{} }
 
 // Read returns the next events that the caller may see, and a channel that is closed when there may be more; where it
-// is nil, there may be more already. ended says that the hub is stopping. The events are those of all readers: they are
-// not to be changed, and who keeps them for long clones the slice, or all that the tail holds stays in memory.
+// is nil, there may be more already. ended says that the hub is stopping. The slice is shared with the
+// other readers: it is not to be changed. A caller that holds it for long clones it: it keeps all that the tail had.
 func (r *EventReader) Read(ctx context.Context) (events []event.Numbered, _ <-chan struct{}, ended bool, err error) {
 	v := r.service.Tail.After(r.after)
 	read, changed := v.Events, v.Changed
@@ -93,14 +93,14 @@ func (r *EventReader) Read(ctx context.Context) (events []event.Numbered, _ <-ch
 	return r.visible(read), changed, v.Closed, nil
 }
 
-// visible returns those of read that the caller wants and may see; they are still those of all readers.
+// visible returns the events that the caller wants and may see: where these are the first ones of read, a part of it.
 func (r *EventReader) visible(read []event.Numbered) []event.Numbered {
 	var events []event.Numbered
 	for i := range read {
 		e := &read[i]
 		r.after = e.Pos
 		switch {
-		case !r.wants(&e.Event) || !r.maySee(&e.Event):
+		case !r.wants(&e.Event) || !r.MaySee(&e.Event):
 		case len(events) == i:
 			events = read[: i+1 : i+1]
 		default:
@@ -147,9 +147,7 @@ func (f EventFilter) wantsType(t string) bool {
 }
 
 // MaySee reports whether the caller may see an event.
-func (r *EventReader) MaySee(e event.Event) bool { return r.maySee(&e) }
-
-func (r *EventReader) maySee(e *event.Event) bool {
+func (r *EventReader) MaySee(e *event.Event) bool {
 	s := eventScope{permissionOf(e), e.OrgID, e.ProjectID}
 	may, known := r.may[s]
 	if !known {

@@ -30,7 +30,7 @@ func TestEventsOfPeopleAndCredentialsNeedMoreThanToReadTheOrg(t *testing.T) {
 	for _, of := range event.Types() {
 		want := strings.HasPrefix(of, "iam.org.")
 		if strings.HasPrefix(of, "iam.") || strings.HasPrefix(of, "security.") || strings.HasPrefix(of, "billing.credit") {
-			require.Equal(t, want, r.MaySee(event.Event{Type: of, OrgID: org}), of)
+			require.Equal(t, want, r.MaySee(&event.Event{Type: of, OrgID: org}), of)
 		}
 	}
 }
@@ -48,9 +48,9 @@ func TestLaw10EventsOfUsersOfNoOrgAreForPlatformAdminsAlone(t *testing.T) {
 			continue
 		}
 		r.Replace(admin)
-		require.False(t, r.MaySee(event.Event{Type: of}), of)
+		require.False(t, r.MaySee(&event.Event{Type: of}), of)
 		r.Replace(platform)
-		require.True(t, r.MaySee(event.Event{Type: of}), of)
+		require.True(t, r.MaySee(&event.Event{Type: of}), of)
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
-	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/groupcommit"
 )
 
@@ -18,14 +17,14 @@ const (
 	stateTimeout = 30 * time.Second
 )
 
-// instanceStates reads what a read of a cached instance asks the database for. While one read is under way, those who
-// come meanwhile wait for it to end, and are answered together by the next: many callers at once cost the database
-// little more than one, and each gets what was true after it had asked.
+// instanceStates reads the states of instances. Callers that come while one read is under way wait for its end and are
+// answered together by the next: many at once cost the database little more than one, and each gets what was true after
+// it had asked.
 type instanceStates struct {
 	queue *groupcommit.Queue[*stateRead]
 }
 
-// instanceState is what changes of an instance that is cached: its version, and what it costs.
+// instanceState is what a read of a cached instance asks the database for.
 type instanceState struct {
 	version instance.Version
 	cost    ledger.Cost
@@ -45,14 +44,10 @@ type stateRead struct {
 }
 
 func newInstanceStates(d *db.DB) instanceStates {
-	return instanceStates{groupcommit.New(firstStates, func(ctx context.Context, group []*stateRead) {
+	split := groupcommit.AtMost[*stateRead](maxInstanceStates)
+	return instanceStates{groupcommit.New(split, func(ctx context.Context, group []*stateRead) {
 		readStates(ctx, d, group)
 	})}
-}
-
-func firstStates(waiting []*stateRead) (group, rest []*stateRead) {
-	n := min(len(waiting), maxInstanceStates)
-	return waiting[:n:n], waiting[n:]
 }
 
 func (r instanceStates) read(ctx context.Context, id string) (instanceState, error) {
@@ -62,12 +57,11 @@ func (r instanceStates) read(ctx context.Context, id string) (instanceState, err
 	case <-own.done:
 		return own.state()
 	case <-ctx.Done():
-		return instanceState{}, fault.New(fault.Unavailable, db.CodeCancelled, "The request ended before it could be done.",
-			ctx.Err())
+		return instanceState{}, db.Cancelled(ctx.Err())
 	}
 }
 
-// state returns what was read for the caller, to whom alone its faults belong.
+// state returns what was read. Prices that cannot be read fail the callers of their own instance alone.
 func (r *stateRead) state() (instanceState, error) {
 	if r.err != nil {
 		return instanceState{}, r.err
