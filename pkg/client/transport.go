@@ -64,10 +64,8 @@ func (t *transport) Do(r *http.Request) (*http.Response, error) {
 			return nil, errors.Join(r.Context().Err(), err)
 		case <-timer.C:
 		}
-		if r.GetBody != nil {
-			if r.Body, err = r.GetBody(); err != nil {
-				return nil, err
-			}
+		if err = rewind(r); err != nil {
+			return nil, err
 		}
 	}
 }
@@ -110,11 +108,14 @@ func (t *transport) once(r *http.Request) (*http.Response, error) {
 	}
 	res, err := t.http.Do(r)
 	account, minted := t.conf.Credential.(*ServiceAccountCredential)
-	if err != nil || res.StatusCode != http.StatusUnauthorized || !minted || !rewind(r) {
+	if err != nil || res.StatusCode != http.StatusUnauthorized || !minted || !canRewind(r) {
 		return res, err
 	}
 	_ = res.Body.Close()
 	account.forget(bearer)
+	if err := rewind(r); err != nil {
+		return nil, err
+	}
 	if _, err := t.authorize(r); err != nil {
 		return nil, err
 	}
@@ -131,24 +132,22 @@ func (t *transport) authorize(r *http.Request) (bearer string, err error) {
 	return bearer, err
 }
 
-// rewind makes the body ready to be sent again, and reports whether it is.
-func rewind(r *http.Request) bool {
-	if r.Body == nil || r.Body == http.NoBody {
-		return true
+// canRewind reports whether the body can be sent again.
+func canRewind(r *http.Request) bool {
+	return r.Body == nil || r.Body == http.NoBody || r.GetBody != nil
+}
+
+// rewind makes a body that was sent ready to be sent again.
+func rewind(r *http.Request) (err error) {
+	if r.GetBody != nil {
+		r.Body, err = r.GetBody()
 	}
-	if r.GetBody == nil {
-		return false
-	}
-	body, err := r.GetBody()
-	if err == nil {
-		r.Body = body
-	}
-	return err == nil
+	return err
 }
 
 // retry says whether the same call may and should be sent again, and after how long.
 func retry(r *http.Request, res *http.Response, err error, attempt int) (time.Duration, bool) {
-	if attempt == maxAttempts || r.Context().Err() != nil || r.Body != nil && r.Body != http.NoBody && r.GetBody == nil {
+	if attempt == maxAttempts || r.Context().Err() != nil || !canRewind(r) {
 		return 0, false
 	}
 	backoff := rand.N(min(maxBackoff, backoffBase<<attempt)) //nolint:gosec // spreads retries, keeps no secret
