@@ -174,7 +174,7 @@ func TaskFailure(l Lifecycle, kind string, reason protocol.WorkloadStatus_Reason
 }
 
 // AdvanceExternal is Advance for an instance that an external worker operates: its tasks move the status, and the
-// members that it reports decide about health. Members that come, go or are gone do not count, but where all are lost.
+// members that it reports decide about health. Members that come, go or are gone do not count, unless all are lost.
 func AdvanceExternal(l Lifecycle, members []MemberState) (Lifecycle, []Step) {
 	members = slices.DeleteFunc(slices.Clone(members), func(m MemberState) bool {
 		switch m.Status {

@@ -76,8 +76,8 @@ func (a *assignment) usable(port uint16) bool {
 	return port != 0 && !a.taken[port] && a.pool.Free(port)
 }
 
-// keeps reports whether a port keeps its number. One that tenants may choose by now is promised to who chooses it next,
-// but that of a fallback, which its tenant has chosen.
+// keeps reports whether a port that chooses no number keeps the one that it has. It gives back one that tenants may
+// choose; only a fallback keeps it, which had chosen it.
 func (a *assignment) keeps(w ServicePort, number uint16) bool {
 	return a.usable(number) && (w.Fallback || !a.pool.Tenants(number))
 }

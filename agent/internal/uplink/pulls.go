@@ -49,7 +49,7 @@ func (s *session) sendPulls(onlyEnds bool) error {
 	}})
 }
 
-// hasEnded reports whether a member waits for an image no more. The next pull begins as soon as one has ended.
+// hasEnded reports whether a pull of before has ended. The list may be as long as before: the next pull begins at once.
 func hasEnded(before, now []*protocol.ImagePull) bool {
 	return slices.ContainsFunc(before, func(b *protocol.ImagePull) bool {
 		return !slices.ContainsFunc(now, func(n *protocol.ImagePull) bool { return n.GetMemberId() == b.GetMemberId() })

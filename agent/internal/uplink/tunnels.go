@@ -221,7 +221,7 @@ func (u *Uplink) openLogs(ctx context.Context, r *protocol.LogsRequest) (io.Read
 	lines := min(int(r.GetTailLines()), maxLogLines)
 	var since time.Time
 	if r.GetSince() != nil {
-		since = u.clock.ToMachineTime(r.GetSince().AsTime()) // which the log was written by
+		since = u.clock.ToMachineTime(r.GetSince().AsTime()) // the clock that the log was written by
 	}
 	return u.cfg.Logs(ctx, run.ID, lines, since, r.GetFollow())
 }

@@ -163,7 +163,7 @@ func (v *Volumes) applySnapshot(ctx context.Context, id string, want *protocol.V
 	image := v.snapshotImage(id, want.GetId())
 	if want.GetDeleted() {
 		err := removeIfThere(image)
-		if err == nil { // once the hub knows, it asks for it no more
+		if err == nil { // the hub never asks again for what it knows as deleted
 			err = durable.SyncDir(filepath.Dir(image))
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {

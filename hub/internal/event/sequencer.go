@@ -34,7 +34,7 @@ func (s *Sequencer) Number(ctx context.Context) (int, error) {
 }
 
 // Chain links the committed rows of the audit trail that have no place in their chain yet, and returns how many. It
-// links none until Number holds the lease.
+// returns 0 unless this hub has the lease, which Number takes.
 func (s *Sequencer) Chain(ctx context.Context) (int, error) {
 	return inBatches(ctx, auditBatch, s.chainAudit)
 }

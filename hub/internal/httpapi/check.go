@@ -190,7 +190,7 @@ func (p parameter) check(values []string) []fault.Field {
 // values.
 func schemaFields(base string, err error) []fault.Field {
 	var bad *jsonschema.ValidationError
-	if err == nil || !errors.As(err, &bad) {
+	if !errors.As(err, &bad) {
 		return nil
 	}
 	var fields []fault.Field

@@ -75,8 +75,8 @@ func newStreamWriter(w http.ResponseWriter, piece, keepAlive time.Duration) *str
 	return &streamWriter{transferWriter: newTransferWriter(w, piece), keepAlive: keepAlive}
 }
 
-// Send writes and flushes a piece. To move the deadline takes about a tenth of the time that a piece takes. So it stays
-// where it is while it is at least two pauses away; no pause reaches it.
+// Send writes and flushes a piece. Moving the deadline takes a tenth of the time of a small piece, so that it stays
+// where it is while it is at least two pauses away.
 func (w *streamWriter) Send(p []byte) error {
 	if now := time.Now(); w.deadline.Sub(now) < 2*w.keepAlive {
 		w.deadline = now.Add(w.piece)
@@ -89,5 +89,5 @@ func (w *streamWriter) Send(p []byte) error {
 	return err
 }
 
-// End lifts the deadline, which is not for what the server writes after the stream.
+// End lifts the deadline: it does not count for what the server itself writes at the end of an answer.
 func (w *streamWriter) End() { _ = w.deadlines.SetWriteDeadline(time.Time{}) }

@@ -29,7 +29,7 @@ func TestAStreamKeepsItsDeadlineAhead(t *testing.T) {
 		w := newStreamWriter(r, piece, keepAlive)
 		began := time.Now()
 		for _, pause := range []time.Duration{0, keepAlive, keepAlive, time.Second, keepAlive, time.Nanosecond} {
-			time.Sleep(pause)
+			time.Sleep(pause) // of the synctest bubble
 			require.NoError(t, w.Send([]byte("x")))
 			last := r.set[len(r.set)-1]
 			require.GreaterOrEqual(t, time.Until(last), 2*keepAlive)

@@ -201,7 +201,7 @@ func (sa ServiceAccount) principal() Principal {
 		AppInstanceID: sa.AppInstanceID,
 		Bindings: []Binding{{
 			Role: sa.Role, ProjectID: sa.ProjectID,
-			// A role that the account holds can be changed.
+			// A role may be given a permission after an account has the role.
 			Permissions: slices.DeleteFunc(slices.Clone(sa.CustomPermissions), forPeople),
 		}},
 	}

@@ -141,7 +141,7 @@ func (r Role) ForProject() bool { return r == ProjectAdmin || r == AppOperator |
 // ForServiceAccount reports whether a service account may hold the role: none of these can change who may do what.
 func (r Role) ForServiceAccount() bool { return r == AppOperator || r == AppPublisher || r == Viewer }
 
-// forPeople reports whether no service account has the permission, by a custom role either: it changes who may do what.
+// forPeople reports whether only people may have the permission: it changes who may do what.
 func forPeople(p Permission) bool {
 	return p == EntitlementWrite || p == RoleWrite || p == ServiceAccountWrite || p == UserManage
 }

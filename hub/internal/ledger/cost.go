@@ -63,7 +63,7 @@ type Cost struct {
 	PerHourNanos int64
 }
 
-// Accounts are what is booked of instances' members, by instance id.
+// Accounts are the holds and the current prices of instances' members, by instance id.
 type Accounts map[string][]account
 
 // Cost sums the cost of an instance's members; it is zero where there is no such instance.

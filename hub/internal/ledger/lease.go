@@ -355,7 +355,7 @@ func freeze(ctx context.Context, tx db.Tx, s *subject, now time.Time) ([]billing
 		if p, ok := s.frozen(rows, meter, s.currency, now); ok {
 			out = append(out, p)
 		} else if s.leaseNo == 0 && s.costsElsewhere(rows, meter, now) {
-			return nil, currencyMissing(meter, s.currency)
+			return nil, currencyMissing("price of "+meter, s.currency)
 		}
 	}
 	return out, nil
@@ -372,12 +372,12 @@ func (s subject) frozen(rows []Price, meter, currency string, now time.Time) (bi
 // costsElsewhere reports whether a meter would cost the member something in a currency other than its own.
 func (s subject) costsElsewhere(rows []Price, meter string, now time.Time) bool {
 	return slices.ContainsFunc(rows, func(r Price) bool {
-		p, ok := s.frozen(rows, meter, r.Currency, now)
-		if !ok || r.Meter != meter || r.Currency == s.currency {
+		if r.Meter != meter || r.Currency == s.currency {
 			return false
 		}
+		p, ok := s.frozen(rows, meter, r.Currency, now)
 		list, _ := rates(s.Subject, []billing.FrozenPrice{p})
-		return len(list) > 0
+		return ok && len(list) > 0
 	})
 }
 

@@ -32,11 +32,11 @@ type Price struct {
 	CreatedAt time.Time
 }
 
-// maxHourNanos bounds an hour of a time meter, or of the most bytes that one subject takes, at about a million units of
-// the currency, so that no bill of one subject leaves the range of an amount.
+// maxHourNanos bounds an hour of a time meter, and an hour of pricedBytes, at about a million units of the currency, so
+// that no bill of one subject leaves the range of an amount.
 const (
-	maxHourNanos    = 1_000_000 * NanosPerUnit
-	maxSubjectBytes = 1 << 44
+	maxHourNanos = 1_000_000 * NanosPerUnit
+	pricedBytes  = 16 << 40
 )
 
 // basePerGiB: memory and volumes are sold by the GiB, a byte's price would be below a billionth.
@@ -90,14 +90,14 @@ func CreatePrice(ctx context.Context, tx db.Tx, p Price, now time.Time) (Price, 
 		return Price{}, fault.New(fault.Unprocessable, codePriceInvalid, "A price is not negative, and a host's share is at "+
 			"most all of it.", nil)
 	}
-	var hours int64
+	var anHour int64
 	switch Unit(p.Meter) {
 	case unitSeconds:
-		hours = time.Hour.Microseconds()
+		anHour = time.Hour.Microseconds()
 	case unitByteSeconds:
-		hours = 3600 * maxSubjectBytes
+		anHour = 3600 * pricedBytes
 	}
-	if hour, err := rating.ChargeUp(p.Nanos, per, hours); err != nil || hour > maxHourNanos {
+	if hour, err := rating.ChargeUp(p.Nanos, per, anHour); err != nil || hour > maxHourNanos {
 		return Price{}, fault.New(fault.Unprocessable, codePriceInvalid, "An hour at this price is out of range.",
 			nil).WithField("/price", "is too large")
 	}
@@ -210,13 +210,13 @@ func currencyOf(s subject, currency string, meters []string, rows []Price, now t
 	case currency == "":
 		return others[len(others)-1], nil
 	}
-	return "", currencyMissing("this", currency)
+	return "", currencyMissing("price", currency)
 }
 
-func currencyMissing(what, currency string) error {
+func currencyMissing(price, currency string) error {
 	return fault.New(fault.Conflict, codePriceCurrencyMissing,
-		fmt.Sprintf("There is no price of %s in %s, the currency of the org's wallet; ask the platform's admin to add one.",
-			what, currency), nil)
+		fmt.Sprintf("There is no %s in %s, the currency of the org's wallet; ask the platform's admin to add one.",
+			price, currency), nil)
 }
 
 func (p Price) appliesTo(s subject) bool {

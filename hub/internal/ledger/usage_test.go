@@ -231,8 +231,6 @@ func TestListingsPageAndFilter(t *testing.T) {
 
 func TestAListingHasTheUsageThatReachesIntoItsTime(t *testing.T) {
 	w := newWorld(t)
-	w.credit("1000")
-	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "3.6")
 	s := w.member()
 	w.lease(s, time.Hour)
 	w.now = at(100)
