@@ -61,9 +61,9 @@ type Images interface {
 	CollectImages(ctx context.Context, need int64, keep ...runtime.ImageRef) error
 }
 
-// Stats reads what the running containers use, by container id.
+// Stats reads what a running container uses.
 type Stats interface {
-	AllStats(ctx context.Context) (map[string]runtime.Stats, error)
+	Stats(id string) (runtime.Stats, error)
 }
 
 // Logs bounds and reads the containers' logs.

@@ -4,11 +4,9 @@ import (
 	"context"
 	"log/slog"
 	"maps"
-	"slices"
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent"
-	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -77,10 +75,6 @@ func (r *Reconciler) measure(ctx context.Context) ([]agent.Listed, error) {
 	leases, busy := r.store.Leases(), r.busyMembers(stamp.At)
 	devices := r.devicesOf(containers, stamp.At)
 	journal := r.store.Runs()
-	var used map[string]runtime.Stats
-	if slices.ContainsFunc(containers, func(l agent.Listed) bool { return l.Status == agent.Running }) {
-		used = r.stats(ctx)
-	}
 	o := meter.Observation{At: stamp.At, CutEvery: r.cfg.UsageInterval}
 	beside := agent.CopiesBeside(containers)
 	for _, c := range containers {
@@ -88,8 +82,8 @@ func (r *Reconciler) measure(ctx context.Context) ([]agent.Listed, error) {
 		run.LeaseNo = leases[c.MemberID].GetLeaseNo()
 		run.NeedsDevice, run.NoDevice = devices.needed[c.MemberID], devices.lacking[c.MemberID]
 		run.WorkedAt, run.Beside = devices.workedAt, beside[c.ID]
-		if stats, sampled := used[c.ID]; sampled && c.Status == agent.Running {
-			run.CPUMicros, run.MemoryBytes, run.Sampled = int64(stats.CPUUsageMicros), int64(stats.MemoryBytes), true
+		if c.Status == agent.Running {
+			r.addStats(ctx, &run, c.ID)
 		}
 		o.Runs = append(o.Runs, run)
 	}
@@ -100,44 +94,15 @@ func (r *Reconciler) measure(ctx context.Context) ([]agent.Listed, error) {
 	return containers, err
 }
 
-// statsWait bounds how long a sample waits for what the containers use: a shim that does not answer, or a busy machine,
-// does not keep the time of all others from being stored.
-const statsWait = 500 * time.Millisecond
-
-// stats returns what the running containers use. A late answer serves the next sample. Without one nothing has a sample
-// of CPU and memory, which costs the node and not the tenant. The same goes for a container that ends between the
-// listing and this question. The caller holds sampling.
-func (r *Reconciler) stats(ctx context.Context) map[string]runtime.Stats {
-	if !r.statsAsked {
-		r.askStats.Send()
-		r.statsAsked = true
+// addStats adds to a sample what a running container uses. Without it the interval has no sample of CPU and memory,
+// which costs the node and not the tenant: so it is for a container that has ended and is gone since it was listed.
+func (r *Reconciler) addStats(ctx context.Context, run *meter.Run, id string) {
+	stats, err := r.machine.Stats.Stats(id)
+	if err != nil {
+		r.log.DebugContext(ctx, "cannot read what a container uses", slog.String("container_id", id), slog.Any("error", err))
+		return
 	}
-	wait := time.NewTimer(statsWait)
-	defer wait.Stop()
-	select {
-	case used := <-r.statsFound:
-		r.statsAsked = false
-		return used
-	case <-wait.C:
-	case <-ctx.Done():
-	}
-	return nil
-}
-
-// answerStats asks containerd, one question at a time.
-func (r *Reconciler) answerStats(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-r.askStats:
-		}
-		used, err := r.machine.Stats.AllStats(ctx)
-		if err != nil && ctx.Err() == nil {
-			r.log.DebugContext(ctx, "cannot read what the containers use", slog.Any("error", err))
-		}
-		r.statsFound <- used
-	}
+	run.CPUMicros, run.MemoryBytes, run.Sampled = int64(stats.CPUUsageMicros), int64(stats.MemoryBytes), true
 }
 
 // devices is what the meter has to know of accelerators, by member.

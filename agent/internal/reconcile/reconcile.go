@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent"
-	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/policy"
@@ -90,10 +89,6 @@ type Reconciler struct {
 	watchedSince atomic.Pointer[time.Time]
 	// sampling orders samples: the meter must not see an older listing after a newer one.
 	sampling sync.Mutex
-	// statsAsked says that an answer to askStats has not been taken yet; sampling guards it.
-	statsAsked bool
-	askStats   notify.Signal
-	statsFound chan map[string]runtime.Stats
 	// clockLock is held for reading while node times are compared with stored ones, for writing while the clock is set.
 	clockLock sync.RWMutex
 	// pendingClock is the hub's time that the next sample sets; proposing guards the exchange.
@@ -158,8 +153,6 @@ func New(cfg Config, store *state.Store, clock *state.Clock, machine Machine, hu
 		actions:    make(chan struct{}, maxActions),
 		diskCheck:  notify.NewSignal(),
 		clockDue:   notify.NewSignal(),
-		askStats:   notify.NewSignal(),
-		statsFound: make(chan map[string]runtime.Stats, 1),
 		passed:     make(chan struct{}),
 		busy:       map[string]map[*work]bool{},
 		retryAfter: map[heldWork]time.Time{},
@@ -212,7 +205,6 @@ func (r *Reconciler) Run(ctx context.Context) error {
 		}
 	})
 	measured := make(chan struct{})
-	r.running.Go(func() { r.answerStats(ctx) })
 	r.running.Go(func() {
 		r.sampleNow(ctx)
 		close(measured)

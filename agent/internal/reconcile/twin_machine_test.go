@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
 	"maps"
 	"slices"
 	"strings"
@@ -300,19 +301,17 @@ func (h agentHandle) HasImage(_ context.Context, ref runtime.ImageRef) (bool, er
 
 func (h agentHandle) CollectImages(context.Context, int64, ...runtime.ImageRef) error { return nil }
 
-func (h agentHandle) AllStats(context.Context) (map[string]runtime.Stats, error) {
+func (h agentHandle) Stats(id string) (runtime.Stats, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	used := map[string]runtime.Stats{}
-	for id, b := range h.containers {
-		if b.State == runtime.StateRunning {
-			used[id] = runtime.Stats{
-				CPUUsageMicros: uint64(time.Since(b.upAt).Microseconds() * int64(b.spec.GetResources().GetCpuMillis()) / 2000),
-				MemoryBytes:    b.spec.GetResources().GetMemoryBytes(),
-			}
-		}
+	b := h.containers[id]
+	if b == nil || b.State != runtime.StateRunning {
+		return runtime.Stats{}, fs.ErrNotExist
 	}
-	return used, nil
+	return runtime.Stats{
+		CPUUsageMicros: uint64(time.Since(b.upAt).Microseconds() * int64(b.spec.GetResources().GetCpuMillis()) / 2000),
+		MemoryBytes:    b.spec.GetResources().GetMemoryBytes(),
+	}, nil
 }
 
 func (h agentHandle) PullCredential(context.Context, string) (*protocol.PullCredential, error) {

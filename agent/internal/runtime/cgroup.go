@@ -3,6 +3,7 @@ package runtime
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -40,25 +41,63 @@ func (r *Runtime) cgroupDirs(path string) []string {
 	return dirs
 }
 
-// oomKilled reads whether the kernel killed a process in the container's cgroup. The cgroup stays until the task is
-// deleted.
-func (r *Runtime) oomKilled(id string) bool {
-	file := "memory/" + r.cgroupPath(id) + "/memory.oom_control"
-	if r.host.cgroupV2 {
-		file = r.cgroupPath(id) + "/memory.events"
+// cgroupValue reads a number from a file in the container's cgroup: that of a key, or without one the only number. The
+// cgroup stays until the task is deleted. The controller is the name of a hierarchy of version 1.
+func (r *Runtime) cgroupValue(id, controller, file, key string) (uint64, error) {
+	path := filepath.Join(r.host.cgroupRoot, r.cgroupPath(id), file)
+	if !r.host.cgroupV2 {
+		path = filepath.Join(r.host.cgroupRoot, controller, r.cgroupPath(id), file)
 	}
-	data, err := os.ReadFile(filepath.Join(r.host.cgroupRoot, file))
+	data, err := os.ReadFile(path)
 	if err != nil {
-		return false
+		return 0, err
 	}
 	for line := range strings.Lines(string(data)) {
-		if f := strings.Fields(line); len(f) == 2 && f[0] == "oom_kill" {
-			n, _ := strconv.Atoi(f[1])
-			return n > 0
+		name, number, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if key == "" {
+			number = name
+		}
+		if key == "" || key == name {
+			return strconv.ParseUint(number, 10, 64)
 		}
 	}
-	return false
+	return 0, fmt.Errorf("%s has no number of %q", path, key)
 }
+
+// oomKilled reads whether the kernel killed a process in the container's cgroup.
+func (r *Runtime) oomKilled(id string) bool {
+	file := "memory.oom_control"
+	if r.host.cgroupV2 {
+		file = "memory.events"
+	}
+	n, err := r.cgroupValue(id, "memory", file, "oom_kill")
+	return err == nil && n > 0
+}
+
+// Stats is the resource use of a container.
+type Stats struct {
+	// CPUUsageMicros is CPU time since the container was made, in microseconds, of all cores together.
+	CPUUsageMicros uint64
+	// MemoryBytes is memory in use now, without file cache that the kernel can drop at once.
+	MemoryBytes uint64
+}
+
+// Stats reads what a container uses, as the kernel counts it. Of a container that has been removed it returns an error.
+func (r *Runtime) Stats(id string) (Stats, error) {
+	if r.host.cgroupV2 {
+		cpu, e1 := r.cgroupValue(id, "", "cpu.stat", "usage_usec")
+		memory, e2 := r.cgroupValue(id, "", "memory.current", "")
+		cache, e3 := r.cgroupValue(id, "", "memory.stat", "inactive_file")
+		return Stats{cpu, difference(memory, cache)}, errors.Join(e1, e2, e3)
+	}
+	nanos, e1 := r.cgroupValue(id, "cpuacct", "cpuacct.usage", "")
+	memory, e2 := r.cgroupValue(id, "memory", "memory.usage_in_bytes", "")
+	cache, e3 := r.cgroupValue(id, "memory", "memory.stat", "total_inactive_file")
+	return Stats{nanos / 1000, difference(memory, cache)}, errors.Join(e1, e2, e3)
+}
+
+// difference is a-b, but not below 0.
+func difference(a, b uint64) uint64 { return a - min(a, b) }
 
 // cgroupWait bounds how long killed processes may take to leave their cgroup.
 const cgroupWait = 10 * time.Second

@@ -1,12 +1,11 @@
 package runtime
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
 
-	cgroup1 "github.com/containerd/cgroups/v3/cgroup1/stats"
-	cgroup2 "github.com/containerd/cgroups/v3/cgroup2/stats"
 	"github.com/stretchr/testify/require"
 )
 
@@ -41,28 +40,44 @@ func TestBothCgroupVersionsAreRead(t *testing.T) {
 	}
 }
 
-func TestBothVersionsMetricsAreDecoded(t *testing.T) {
-	want := Stats{CPUUsageMicros: 5, MemoryBytes: 70, Pids: 3}
-	got, err := statsOf(&cgroup1.Metrics{
-		CPU: &cgroup1.CPUStat{Usage: &cgroup1.CPUUsage{Total: 5999}}, Memory: &cgroup1.MemoryStat{
-			TotalInactiveFile: 30,
-			Usage:             &cgroup1.MemoryEntry{Usage: 100},
-		},
-		Pids: &cgroup1.PidsStat{Current: 3},
-	})
-	require.NoError(t, err)
-	require.Equal(t, want, got)
-	got, err = statsOf(&cgroup2.Metrics{CPU: &cgroup2.CPUStat{UsageUsec: 5}, Memory: &cgroup2.MemoryStat{
-		Usage:        100,
-		InactiveFile: 30,
-	}, Pids: &cgroup2.PidsStat{Current: 3}})
-	require.NoError(t, err)
-	require.Equal(t, want, got)
-	got, err = statsOf(&cgroup2.Metrics{})
-	require.NoError(t, err)
-	require.Equal(t, Stats{}, got, "what a kernel does not count is zero")
-	_, err = statsOf("something else")
-	require.Error(t, err)
+func TestBothVersionsTellWhatAContainerUses(t *testing.T) {
+	for name, c := range map[string]struct {
+		v2    bool
+		files map[string]string
+	}{
+		"version 1": {false, map[string]string{
+			"cpuacct/p/a/a.1/cpuacct.usage":        "5999\n",
+			"memory/p/a/a.1/memory.usage_in_bytes": "100\n",
+			"memory/p/a/a.1/memory.stat":           "inactive_file 7\ntotal_cache 50\ntotal_inactive_file 30\n",
+		}},
+		"version 2": {true, map[string]string{
+			"p/a/a.1/cpu.stat":       "usage_usec 5\nuser_usec 4\nsystem_usec 1\n",
+			"p/a/a.1/memory.current": "100\n",
+			"p/a/a.1/memory.stat":    "anon 50\nactive_file 20\ninactive_file 30\n",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			r := &Runtime{cfg: Config{CgroupParent: "/p"}, host: hostSupport{cgroupV2: c.v2, cgroupRoot: root}}
+			for path, text := range c.files {
+				require.NoError(t, os.MkdirAll(filepath.Dir(filepath.Join(root, path)), 0o755))
+				require.NoError(t, os.WriteFile(filepath.Join(root, path), []byte(text), 0o600))
+			}
+			used, err := r.Stats("a.1")
+			require.NoError(t, err)
+			require.Equal(t, Stats{CPUUsageMicros: 5, MemoryBytes: 70}, used)
+			for path, text := range c.files {
+				for _, broken := range []string{"", "usage_usec\n", "none 1\n"} {
+					require.NoError(t, os.WriteFile(filepath.Join(root, path), []byte(broken), 0o600))
+					_, err = r.Stats("a.1")
+					require.Error(t, err, "%s of %q", path, broken)
+				}
+				require.NoError(t, os.WriteFile(filepath.Join(root, path), []byte(text), 0o600))
+			}
+			_, err = r.Stats("a.2")
+			require.ErrorIs(t, err, fs.ErrNotExist)
+		})
+	}
 }
 
 func TestCgroupsOfMembersGoFromEachHierarchy(t *testing.T) {

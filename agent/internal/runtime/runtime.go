@@ -152,8 +152,6 @@ type Runtime struct {
 	// starting has the ids of containers between Prepare and StartTask, running the process of each container that was
 	// last known to run, by container id.
 	starting, running sync.Map
-	// silent has the ids of containers whose shim has not answered a request for their metrics yet.
-	silent sync.Map
 	// commands marks the commands in containers that this process has started.
 	commands string
 	// copies has an entry for each copy of files that runs.

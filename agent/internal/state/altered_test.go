@@ -179,9 +179,7 @@ func (m *machine) CollectImages(context.Context, int64, ...runtime.ImageRef) err
 
 func (m *machine) Exec(context.Context, string, []string, time.Duration) (int, error) { return 0, nil }
 
-func (m *machine) AllStats(context.Context) (map[string]runtime.Stats, error) {
-	return map[string]runtime.Stats{}, nil
-}
+func (m *machine) Stats(string) (runtime.Stats, error) { return runtime.Stats{}, nil }
 
 func (m networks) Setup(_ context.Context, id string, _ []network.PortMapping,
 	namespaces func(),
