@@ -59,7 +59,7 @@ func (i *Inventory) SetUsed(ids []string) {
 	i.findUsed()
 }
 
-// findUsed looks up the accelerators of what containers have, again after each scan: a driver may name a partition only
+// findUsed finds the accelerators of what containers have, again after each scan: a driver may name a partition only
 // after the first pass of the agent. The id of a slice names its GPU, also where that is shared otherwise by now.
 func (i *Inventory) findUsed() {
 	i.ladder.used = map[string]bool{}
