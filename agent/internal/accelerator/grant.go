@@ -143,7 +143,7 @@ func (i *Inventory) Edits(ctx context.Context, ids []string, orgID string) (cdi.
 			i.mu.Lock()
 			used := i.ladder.used[g.accelerator.GetId()]
 			i.mu.Unlock()
-			mps, err := i.mps.give(ctx, g, orgID, used)
+			mps, err := i.mps.give(ctx, g, orgID, used, len(i.List()))
 			if err != nil {
 				return cdi.Edits{}, unusable("NVIDIA's MPS does not serve the GPU.", err)
 			}

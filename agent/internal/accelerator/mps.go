@@ -32,6 +32,9 @@ const (
 	mpsPoll    = 50 * time.Millisecond
 	// mpsPipeOptions bound the directory of the daemon's sockets, in which containers may write.
 	mpsPipeOptions = "mode=777,size=4m,nr_inodes=1k"
+	// mpsShmPercent bounds the /dev/shm of all daemons together, as a part of the machine's memory: what a container
+	// leaves in one counts for no container any more once it has ended.
+	mpsShmPercent = 25
 )
 
 // mps runs an MPS daemon for each GPU whose slices containers have: from the start of the first one until none has any.
@@ -51,8 +54,8 @@ type mps struct {
 }
 
 // give returns what a container of an org needs to use a slice, and starts the daemon if there is none. used: a
-// container that has a slice of the GPU still runs.
-func (m *mps) give(ctx context.Context, g grant, org string, used bool) (*cdi.MPS, error) {
+// container that has a slice of the GPU still runs. gpus is how many the machine has.
+func (m *mps) give(ctx context.Context, g grant, org string, used bool, gpus int) (*cdi.MPS, error) {
 	gpu := g.accelerator.GetId()
 	if m.dir == "" || !isName(gpu) || !isName(org) {
 		return nil, fmt.Errorf("MPS needs the org of a container: %q", org)
@@ -77,7 +80,7 @@ func (m *mps) give(ctx context.Context, g grant, org string, used bool) (*cdi.MP
 	case used:
 		return nil, fmt.Errorf("the MPS daemon of %s has ended, or serves another org", gpu)
 	default:
-		err := errors.Join(m.stop(gpu), m.start(ctx, at, gpu, out))
+		err := errors.Join(m.stop(gpu), m.start(ctx, at, gpu, out, gpus))
 		if err != nil {
 			m.failed.Store(gpu, true)
 			return nil, errors.Join(err, m.stop(gpu))
@@ -91,8 +94,8 @@ func (m *mps) give(ctx context.Context, g grant, org string, used bool) (*cdi.MP
 func isName(s string) bool { return filepath.IsLocal(s) && filepath.Base(s) == s && s != "." }
 
 // start starts the daemon of a GPU and waits until it serves.
-func (m *mps) start(ctx context.Context, at, gpu string, limits *cdi.MPS) error {
-	if err := m.prepare(at, limits); err != nil {
+func (m *mps) start(ctx context.Context, at, gpu string, limits *cdi.MPS, gpus int) error {
+	if err := m.prepare(at, limits, gpus); err != nil {
 		return err
 	}
 	lock, err := os.OpenFile(filepath.Join(at, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
@@ -134,7 +137,7 @@ func (m *mps) start(ctx context.Context, at, gpu string, limits *cdi.MPS) error 
 }
 
 // prepare makes what daemon and clients share. The daemon's servers have the users of the containers.
-func (m *mps) prepare(at string, limits *cdi.MPS) error {
+func (m *mps) prepare(at string, limits *cdi.MPS, gpus int) error {
 	for _, d := range []struct {
 		path string
 		mode os.FileMode
@@ -151,7 +154,8 @@ func (m *mps) prepare(at string, limits *cdi.MPS) error {
 		}
 	}
 	// Containers write to both. Without a file system of its own, the pipe directory would take the host's /run.
-	for dir, options := range map[string]string{limits.ShmDir: "mode=1777", limits.PipeDir: mpsPipeOptions} {
+	shmOptions := fmt.Sprintf("mode=1777,size=%d%%,nr_inodes=64k", max(1, mpsShmPercent/max(1, gpus)))
+	for dir, options := range map[string]string{limits.ShmDir: shmOptions, limits.PipeDir: mpsPipeOptions} {
 		err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options)
 		if err != nil {
 			return fmt.Errorf("mount the memory that MPS shares: %w", err)

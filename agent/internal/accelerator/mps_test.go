@@ -52,6 +52,12 @@ func TestContainersWithSlicesReachOneMPSDaemon(t *testing.T) {
 	var st unix.Statfs_t
 	require.NoError(t, unix.Statfs(mps.PipeDir, &st))
 	require.LessOrEqual(t, st.Blocks*uint64(st.Bsize), uint64(4<<20), "containers write to it")
+	var machine unix.Sysinfo_t
+	require.NoError(t, unix.Sysinfo(&machine))
+	require.NoError(t, unix.Statfs(mps.ShmDir, &st))
+	require.LessOrEqual(t, st.Blocks*uint64(st.Bsize), machine.Totalram*uint64(machine.Unit)/8,
+		"a quarter of the memory for all, of which the machine has two")
+	require.LessOrEqual(t, st.Files, uint64(64<<10))
 	told, err := os.ReadFile(filepath.Join(mps.PipeDir, "../log/commands"))
 	require.NoError(t, err)
 	require.Equal(t, "set_default_active_thread_percentage 25\nset_default_device_pinned_mem_limit 0 20389M\n",

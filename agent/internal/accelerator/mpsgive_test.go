@@ -35,10 +35,10 @@ func TestNoContainerReachesAnMPSDaemonThatIsNotReady(t *testing.T) {
 	m, at, gpu := withDaemon(t)
 	soon, cancel := context.WithTimeout(t.Context(), 4*mpsPoll)
 	defer cancel()
-	_, err := m.give(soon, gpu, "acme", false)
+	_, err := m.give(soon, gpu, "acme", false, 1)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.NoError(t, os.WriteFile(filepath.Join(at, "ready"), nil, 0o600))
-	_, err = m.give(t.Context(), gpu, "acme", false)
+	_, err = m.give(t.Context(), gpu, "acme", false, 1)
 	require.NoError(t, err)
 }
 
@@ -51,7 +51,7 @@ func TestAnMPSDaemonThatNobodyHasNotedIsEnded(t *testing.T) {
 	require.NoError(t, os.WriteFile(program, []byte(text), 0o700))
 	m := &mps{dir: filepath.Join(dir, "mps"), program: program, root: "/", ended: func() {}}
 	gpu := grant{accelerator: &protocol.Accelerator{Id: "GPU-a"}, sharing: protocol.SharingMPS}
-	given, err := m.give(t.Context(), gpu, "acme", false)
+	given, err := m.give(t.Context(), gpu, "acme", false, 1)
 	require.NoError(t, err)
 	at := filepath.Dir(given.PipeDir)
 	require.NoError(t, os.Truncate(filepath.Join(at, "lock"), 0))
@@ -67,7 +67,7 @@ func TestAnMPSDaemonThatNobodyHasNotedIsEnded(t *testing.T) {
 func TestAnMPSDaemonThatIsGivenAgainIsNotIdle(t *testing.T) {
 	m, at, gpu := withDaemon(t)
 	require.NoError(t, os.WriteFile(filepath.Join(at, "ready"), nil, 0o600))
-	_, err := m.give(t.Context(), gpu, "acme", false)
+	_, err := m.give(t.Context(), gpu, "acme", false, 1)
 	require.NoError(t, err)
 	require.NoError(t, m.stopIdle(nil, time.Now(), time.Hour))
 	require.DirExists(t, at)
