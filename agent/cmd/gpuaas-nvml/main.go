@@ -1,7 +1,7 @@
 // Command gpuaas-nvml asks NVIDIA's driver, prints one JSON document, and ends: the machine's accelerators, or with the
 // argument cdi and the ids of some, what containers need to use these. The agent starts it for each question: a driver
-// that hangs only hangs this process. With the argument mps it runs the MPS daemon of a GPU instead. It is the one
-// program of a node that needs cgo.
+// that hangs only hangs this process. With the argument mps it runs the MPS daemon of a GPU instead, and with
+// mps-end it lets every program use the GPU of one that was killed. It is the one program of a node that needs cgo.
 package main
 
 import (
@@ -52,6 +52,8 @@ func answer(root string, args []string) ([]byte, error) {
 			return nil, err
 		}
 		return json.Marshal(spec)
+	case args[0] == "mps-end" && len(args) == 2:
+		return nil, endMPS(root, args[1])
 	}
 	return nil, errors.New("usage: gpuaas-nvml [--driver-root DIRECTORY] [cdi ID...]")
 }

@@ -70,7 +70,7 @@ func runMPS(root, gpu, dir, threadPercent, memoryMiB string) error {
 	}()
 	err = daemon.Wait()
 	fmt.Fprintln(os.Stderr, "the MPS daemon has ended:", err)
-	_ = setComputeMode(root, gpu, nvml.COMPUTEMODE_DEFAULT)
+	_ = endMPS(root, gpu)
 	return unix.Kill(0, unix.SIGKILL) // its servers, too
 }
 
@@ -94,6 +94,9 @@ func limitMPS(control string, env []string, socket, threadPercent, memoryMiB str
 	}
 	return nil
 }
+
+// endMPS lets every program use the GPU again.
+func endMPS(root, gpu string) error { return setComputeMode(root, gpu, nvml.COMPUTEMODE_DEFAULT) }
 
 func setComputeMode(root, gpu string, mode nvml.ComputeMode) error {
 	driver := library(root)

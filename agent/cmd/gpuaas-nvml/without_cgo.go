@@ -14,4 +14,6 @@ func accelerators(string) ([]*protocol.Accelerator, error) { return nil, errWith
 
 func runMPS(_, _, _, _, _ string) error { return errWithoutCgo }
 
+func endMPS(_, _ string) error { return errWithoutCgo }
+
 func cdiSpec(string, []string) (*struct{}, error) { return nil, errWithoutCgo }

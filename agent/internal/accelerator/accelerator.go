@@ -115,7 +115,13 @@ func New(cfg Config) *Inventory {
 		},
 		{vendor: protocol.VendorAMD, scan: amd.scan, edits: amd.edits, scanned: make(chan struct{})},
 	}}
-	i.mps = &mps{dir: cfg.MPSDir, program: cfg.NVML, root: nvidia.root, ended: i.changes.Send}
+	i.mps = &mps{
+		dir: cfg.MPSDir, program: cfg.NVML, root: nvidia.root, ended: i.changes.Send,
+		release: func(ctx context.Context, gpu string) error {
+			_, err := nvidia.ask(ctx, "mps-end", gpu)
+			return err
+		},
+	}
 	return i
 }
 

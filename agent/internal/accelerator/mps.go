@@ -44,6 +44,8 @@ type mps struct {
 	dir, program, root string
 	// ended is called when a daemon has ended.
 	ended func()
+	// release lets every program use the GPU of a daemon that was killed; nil leaves that to the daemons.
+	release func(ctx context.Context, gpu string) error
 
 	// locks are by GPU; one is held while the GPU's daemon is started or ended.
 	locks keylock.Map
@@ -80,10 +82,10 @@ func (m *mps) give(ctx context.Context, g grant, org string, used bool, gpus int
 	case used:
 		return nil, fmt.Errorf("the MPS daemon of %s has ended, or serves another org", gpu)
 	default:
-		err := errors.Join(m.stop(gpu), m.start(ctx, at, gpu, out, gpus))
+		err := errors.Join(m.stop(ctx, gpu), m.start(ctx, at, gpu, out, gpus))
 		if err != nil {
 			m.failed.Store(gpu, true)
-			return nil, errors.Join(err, m.stop(gpu))
+			return nil, errors.Join(err, m.stop(ctx, gpu))
 		}
 		m.failed.Delete(gpu)
 	}
@@ -207,7 +209,8 @@ func (m *mps) of(gpu string) []string {
 }
 
 // stop ends the daemon of a GPU with its servers and removes what it had.
-func (m *mps) stop(gpu string) error {
+func (m *mps) stop(ctx context.Context, gpu string) error {
+	var releaseErr error
 	for _, at := range m.of(gpu) {
 		if pid := holder(at); pid > 1 && isHeld(at) {
 			_ = unix.Kill(pid, unix.SIGTERM) // the daemon's, as it holds the lock
@@ -217,6 +220,9 @@ func (m *mps) stop(gpu string) error {
 				awaitEnd(at)
 			}
 		}
+		if m.release != nil {
+			releaseErr = m.release(ctx, gpu)
+		}
 		for _, name := range []string{"shm", "pipe"} {
 			err := unix.Unmount(filepath.Join(at, name), unix.MNT_DETACH)
 			if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
@@ -225,7 +231,7 @@ func (m *mps) stop(gpu string) error {
 		}
 	}
 	m.givenAt.Delete(gpu)
-	return os.RemoveAll(filepath.Join(m.dir, gpu))
+	return errors.Join(releaseErr, os.RemoveAll(filepath.Join(m.dir, gpu)))
 }
 
 // holder is the process that runs the daemon of this directory, as its lock says; 0 where there is none. An agent that
@@ -256,18 +262,18 @@ func awaitEnd(at string) {
 
 // stopIdle ends the daemons of GPUs that no container has had for a while; used are the others, as of usedAt. It leaves
 // a GPU alone whose daemon is being started or ended.
-func (m *mps) stopIdle(used map[string]bool, usedAt time.Time, idle time.Duration) error {
+func (m *mps) stopIdle(ctx context.Context, used map[string]bool, usedAt time.Time, idle time.Duration) error {
 	var errs []error
 	gpus, _ := os.ReadDir(m.dir)
 	for _, gpu := range gpus {
 		if id := gpu.Name(); !used[id] {
-			errs = append(errs, m.stopIdleSince(usedAt.Add(-idle), id))
+			errs = append(errs, m.stopIdleSince(ctx, usedAt.Add(-idle), id))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (m *mps) stopIdleSince(at time.Time, gpu string) error {
+func (m *mps) stopIdleSince(ctx context.Context, at time.Time, gpu string) error {
 	unlock, free := m.locks.TryLock(gpu)
 	if !free {
 		return nil
@@ -277,7 +283,7 @@ func (m *mps) stopIdleSince(at time.Time, gpu string) error {
 	if given, _ := last.(time.Time); !at.After(given) {
 		return nil
 	}
-	return m.stop(gpu)
+	return m.stop(ctx, gpu)
 }
 
 // hasFailed reports whether the last start of a daemon failed.
@@ -290,8 +296,8 @@ func (m *mps) hasFailed() (failed bool) {
 }
 
 // StopMPS ends all MPS daemons of an agent that is uninstalled, whose containers are gone.
-func StopMPS(dir string) error {
-	return (&mps{dir: dir}).stopIdle(nil, time.Now(), 0)
+func StopMPS(ctx context.Context, dir string) error {
+	return (&mps{dir: dir}).stopIdle(ctx, nil, time.Now(), 0)
 }
 
 func (g grant) hasMPS() bool { return g.sharing == protocol.SharingMPS }

@@ -1,6 +1,7 @@
 package accelerator_test
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -29,7 +30,7 @@ func mpsMachine(t *testing.T, program string) (*nvmltest.Library, accelerator.Co
 	root, dir := t.TempDir(), t.TempDir()
 	library.Driver(root, 2)
 	require.NoError(t, os.WriteFile(filepath.Join(root, "usr/bin/nvidia-cuda-mps-control"), []byte(program), 0o755))
-	t.Cleanup(func() { require.NoError(t, accelerator.StopMPS(dir)) })
+	t.Cleanup(func() { require.NoError(t, accelerator.StopMPS(context.Background(), dir)) })
 	return library, accelerator.Config{
 		Root: withDriver(t), NVML: nvmltest.Program(t), DriverRoot: root, Sharing: sharing(t, "all=mps:4"), MPSDir: dir,
 		Interval: 20 * time.Millisecond, MPSIdle: time.Hour,
@@ -88,11 +89,7 @@ func TestAnMPSDaemonThatHasEndedStopsItsContainers(t *testing.T) {
 	edits, err := i.Edits(t.Context(), []string{slice}, "acme")
 	require.NoError(t, err)
 	i.SetUsed([]string{slice})
-	raw, err := os.ReadFile(filepath.Join(edits.MPS.PipeDir, "../lock"))
-	require.NoError(t, err)
-	pid, err := strconv.Atoi(string(raw))
-	require.NoError(t, err)
-	require.NoError(t, unix.Kill(pid, unix.SIGKILL))
+	killSupervisor(t, edits.MPS.PipeDir)
 	await(t, i, func() bool { return i.State(slice) == agent.AcceleratorWithoutMPS })
 	_, err = i.Edits(t.Context(), []string{firstUUID + "-mps4-1"}, "acme")
 	require.Equal(t, agent.CodeAcceleratorUnusable, fault.As(err).Code, "a container still has the daemon of before")
@@ -117,6 +114,32 @@ func TestAnMPSDaemonWithoutContainersLeavesNothing(t *testing.T) {
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	require.NoError(t, err)
 	require.NotContains(t, string(mounts), cfg.MPSDir)
+}
+
+// Its supervisor cannot release the GPU itself, as when the kernel kills it for memory.
+func TestAKilledMPSDaemonLeavesTheGPUToEveryProgram(t *testing.T) {
+	library, cfg := mpsMachine(t, nvmltest.MPSControl)
+	cfg.MPSIdle = time.Millisecond
+	i := start(t, cfg)
+	edits, err := i.Edits(t.Context(), []string{firstUUID + "-mps4-0"}, "acme")
+	require.NoError(t, err)
+	killSupervisor(t, edits.MPS.PipeDir)
+	require.Equal(t, firstUUID+" 3", library.ComputeMode())
+	require.Eventually(t, func() bool {
+		i.SetUsed(nil)
+		left, err := os.ReadDir(cfg.MPSDir)
+		return err == nil && len(left) == 0
+	}, waitLimit, 10*time.Millisecond)
+	require.Equal(t, firstUUID+" 0", library.ComputeMode())
+}
+
+func killSupervisor(t *testing.T, pipeDir string) {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join(pipeDir, "../lock"))
+	require.NoError(t, err)
+	pid, err := strconv.Atoi(string(raw))
+	require.NoError(t, err)
+	require.NoError(t, unix.Kill(pid, unix.SIGKILL))
 }
 
 func TestAnMPSDaemonThatDoesNotStartIsACondition(t *testing.T) {

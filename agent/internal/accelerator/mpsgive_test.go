@@ -58,7 +58,7 @@ func TestAnMPSDaemonThatNobodyHasNotedIsEnded(t *testing.T) {
 	lock, err := os.Open(filepath.Join(at, "lock"))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, lock.Close()) }()
-	require.NoError(t, m.stop("GPU-a"))
+	require.NoError(t, m.stop(t.Context(), "GPU-a"))
 	require.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_SH|unix.LOCK_NB), "it has ended")
 	require.NoDirExists(t, at)
 }
@@ -69,9 +69,9 @@ func TestAnMPSDaemonThatIsGivenAgainIsNotIdle(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(at, "ready"), nil, 0o600))
 	_, err := m.give(t.Context(), gpu, "acme", false, 1)
 	require.NoError(t, err)
-	require.NoError(t, m.stopIdle(nil, time.Now(), time.Hour))
+	require.NoError(t, m.stopIdle(t.Context(), nil, time.Now(), time.Hour))
 	require.DirExists(t, at)
-	require.NoError(t, m.stopIdle(nil, time.Now().Add(2*time.Hour), time.Hour))
+	require.NoError(t, m.stopIdle(t.Context(), nil, time.Now().Add(2*time.Hour), time.Hour))
 	require.NoDirExists(t, at)
 }
 
@@ -79,11 +79,12 @@ func TestAnMPSDaemonThatIsGivenAgainIsNotIdle(t *testing.T) {
 func TestLaw03AContainerKeepsItsMPSDaemonWhateverTheDriverNames(t *testing.T) {
 	m, at, _ := withDaemon(t)
 	i := New(Config{Root: t.TempDir(), MPSDir: m.dir})
+	i.mps.release = nil
 	i.SetUsed([]string{protocol.SliceID("GPU-a", protocol.SharingMPS, 4, 0)})
-	require.NoError(t, i.mps.stopIdle(i.ladder.used, i.ladder.usedAt, time.Minute))
+	require.NoError(t, i.mps.stopIdle(t.Context(), i.ladder.used, i.ladder.usedAt, time.Minute))
 	require.DirExists(t, at)
 	i.SetUsed([]string{protocol.SliceID("GPU-b", protocol.SharingMPS, 4, 0), "GPU-c"})
-	require.NoError(t, i.mps.stopIdle(i.ladder.used, i.ladder.usedAt, time.Minute))
+	require.NoError(t, i.mps.stopIdle(t.Context(), i.ladder.used, i.ladder.usedAt, time.Minute))
 	require.NoDirExists(t, at)
 }
 
@@ -95,7 +96,7 @@ func TestTheProcessOfAnEndedMPSDaemonIsNotKilled(t *testing.T) {
 	stranger := exec.Command("sleep", "3600")
 	require.NoError(t, stranger.Start())
 	require.NoError(t, os.WriteFile(filepath.Join(at, "lock"), []byte(strconv.Itoa(stranger.Process.Pid)), 0o600))
-	require.NoError(t, m.stop("GPU-a"))
+	require.NoError(t, m.stop(t.Context(), "GPU-a"))
 	require.NoDirExists(t, at)
 	require.NoError(t, stranger.Process.Kill())
 	_ = stranger.Wait()

@@ -92,7 +92,7 @@ func (i *Inventory) repair(ctx context.Context) {
 		used, usedAt := maps.Clone(i.ladder.used), i.ladder.usedAt
 		i.mu.Unlock()
 		underWay.Go(func() { // one that does not end delays nothing else
-			if err := i.mps.stopIdle(used, usedAt, i.cfg.MPSIdle); err != nil {
+			if err := i.mps.stopIdle(ctx, used, usedAt, i.cfg.MPSIdle); err != nil {
 				i.cfg.Log.WarnContext(ctx, "an MPS daemon cannot be ended", slog.Any("error", err))
 			}
 		})

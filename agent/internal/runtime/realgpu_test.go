@@ -216,7 +216,7 @@ func TestContainersOnRealGPUsShareOneByMPS(t *testing.T) {
 	dir, err := os.MkdirTemp("", f.word)
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		require.NoError(t, accelerator.StopMPS(dir))
+		require.NoError(t, accelerator.StopMPS(t.Context(), dir))
 		require.NoError(t, os.RemoveAll(dir))
 	})
 	g.cfg.MPSDir, g.cfg.MPSIdle = dir, time.Hour
