@@ -265,9 +265,12 @@ func Verify(store *state.Store, node protocol.NodeIdentity) ([]Check, error) {
 			return err
 		}))
 	}
-	documents, err := store.Documents()
+	documents, unreadable, err := store.Documents()
 	if err != nil {
 		return nil, err
+	}
+	for _, err := range unreadable {
+		noteError("a stored document", "can be read", err)
 	}
 	named := map[[sha256.Size]byte]bool{}
 	for _, p := range accepted.Parts {

@@ -1,6 +1,8 @@
 package state_test
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -52,6 +54,20 @@ func TestNewEpochRestartsTheOrderAndTheOldOneIsOver(t *testing.T) {
 	fresh, _ := m.desired(1)
 	require.NoError(t, s.AcceptState(fresh, nil))
 	require.Equal(t, protocol.Nack_EPOCH_UNKNOWN, protocol.RefusalOf(s.AcceptState(v, parts)))
+}
+
+// A document that the disk gives no more keeps no other from a hub that was restored.
+func TestADocumentThatCannotBeReadIsLeftOut(t *testing.T) {
+	m := newMesh(t)
+	s := open(t, t.TempDir(), m)
+	v, parts := m.desired(1, workload("a", 1), workload("b", 1))
+	require.NoError(t, s.AcceptState(v, parts))
+	sum := sha256.Sum256(parts[0])
+	require.NoError(t, s.Lose("part/"+hex.EncodeToString(sum[:]), 0))
+	left, unreadable, err := s.Documents()
+	require.NoError(t, err)
+	require.Equal(t, parts[1:], left)
+	require.Len(t, unreadable, 1)
 }
 
 func TestPartsComeWithTheStateOrLater(t *testing.T) {

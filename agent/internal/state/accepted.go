@@ -3,7 +3,6 @@ package state
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -79,11 +78,14 @@ func (d *data) accepted() Accepted {
 	return a
 }
 
-// Documents returns the stored documents that the accepted state names, byte for byte.
-func (s *Store) Documents() ([][]byte, error) {
+// Documents returns the stored documents that the accepted state names, byte for byte. unreadable says which of them
+// the disk does not give any more; the others are whole without them.
+func (s *Store) Documents() (out [][]byte, unreadable []error, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var out [][]byte
+	if s.closed {
+		return nil, nil, errClosed
+	}
 	for _, ref := range s.d.state.GetParts() {
 		key := hex.EncodeToString(ref.GetSha256())
 		if _, here := s.d.parts[key]; !here {
@@ -91,16 +93,17 @@ func (s *Store) Documents() ([][]byte, error) {
 		}
 		raw, err := s.readRaw(partKey(key))
 		if err != nil {
-			return nil, err
+			unreadable = append(unreadable, err)
+			continue
 		}
 		out = append(out, raw)
 	}
-	return out, nil
+	return out, unreadable, nil
 }
 
 func (s *Store) readRaw(key string) (raw []byte, err error) {
 	if s.closed {
-		return nil, errors.New("state: closed")
+		return nil, errClosed
 	}
 	if value, newer := s.pending.Sets[key]; newer {
 		return value, nil

@@ -231,7 +231,9 @@ func (w *twin) step() {
 	case dice < 28:
 		w.rewind()
 	case dice < 29:
-		require.NoError(w.t, w.disk.TakeNewIncarnation(w.now))
+		lost, err := w.disk.TakeNewIncarnation(w.now)
+		require.NoError(w.t, err)
+		require.Empty(w.t, lost)
 		require.NoError(w.t, w.model.TakeNewIncarnation(w.disk.Incarnation(), w.now))
 	default:
 		w.reopen()

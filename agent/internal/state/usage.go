@@ -159,7 +159,11 @@ func (s *Store) Consumed(memberID string) map[string]int64 {
 	return view(s, func(d *data) map[string]int64 { return maps.Clone(d.consumed[memberID]) })
 }
 
-// Segment returns a signed segment of this incarnation; nil when it is not sealed yet.
+// ErrUnreadable says that the disk does not give a sealed segment any more. What follows it in its chain cannot be
+// posted: TakeNewIncarnation is due, which goes on without it.
+var ErrUnreadable = errors.New("cannot be read any more")
+
+// Segment returns a signed segment of this incarnation; nil when it is not sealed yet. It fails with ErrUnreadable.
 func (s *Store) Segment(number uint64) (*protocol.Envelope, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,17 +178,34 @@ func (s *Store) SubscribeUsage() <-chan struct{} { return s.sealed.Subscribe() }
 
 func (s *Store) segment(number uint64) (*protocol.Envelope, error) {
 	if s.closed {
-		return nil, errors.New("state: closed")
+		return nil, errClosed
 	}
 	raw, err := s.readRaw(segmentKey(s.d.chain.Incarnation, number))
-	if err != nil {
-		return nil, fmt.Errorf("state: segment %d: %w", number, err)
-	}
 	env := &protocol.Envelope{}
-	if err := proto.Unmarshal(raw, env); err != nil {
-		return nil, fmt.Errorf("state: segment %d: %w", number, err)
+	if err == nil {
+		err = proto.Unmarshal(raw, env)
+	}
+	if err != nil {
+		return nil, unreadableSegment(number, err)
 	}
 	return env, nil
+}
+
+// unsealed are the records of a segment, to be sealed again.
+func (s *Store) unsealed(number uint64) ([]*protocol.UsageRecord, error) {
+	env, err := s.segment(number)
+	if err != nil {
+		return nil, err
+	}
+	seg := &protocol.UsageSegment{}
+	if err := proto.Unmarshal(env.GetPayload(), seg); err != nil {
+		return nil, unreadableSegment(number, err)
+	}
+	return spool.Unsealed(seg), nil
+}
+
+func unreadableSegment(number uint64, err error) error {
+	return fmt.Errorf("state: segment %d %w: %w", number, ErrUnreadable, err)
 }
 
 // SpoolState is the progress of this incarnation's usage.
@@ -267,6 +288,9 @@ func (s *Store) segmentDigest(said spool.HubProgress) ([]byte, error) {
 		return nil, nil
 	}
 	env, err := s.segment(said.Posted)
+	if errors.Is(err, ErrUnreadable) {
+		return nil, nil // as where it is deleted
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -276,8 +300,9 @@ func (s *Store) segmentDigest(said spool.HubProgress) ([]byte, error) {
 
 // TakeNewIncarnation gives the store a new random name, because the hub knows more of the old one than this disk does.
 // Usage that is not archived is sealed again under the new name, a segment at a time, since all of it may not fit in
-// memory; the hub bills it once. Leases and containers stay.
-func (s *Store) TakeNewIncarnation(now time.Time) error {
+// memory; the hub bills it once. Leases and containers stay. It returns the numbers of the segments that the disk does
+// not give any more: their usage is lost.
+func (s *Store) TakeNewIncarnation(now time.Time) (lost []uint64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	m := s.d.meta
@@ -301,23 +326,23 @@ func (s *Store) TakeNewIncarnation(now time.Time) error {
 		return nil
 	}
 	for number := s.d.marks.Archived + 1; number <= s.d.chain.Number; number++ {
-		env, err := s.segment(number)
+		again, err := s.unsealed(number)
+		if errors.Is(err, ErrUnreadable) {
+			lost = append(lost, number)
+			continue
+		}
 		if err != nil {
-			return err
+			return nil, err
 		}
-		seg := &protocol.UsageSegment{}
-		if err := proto.Unmarshal(env.GetPayload(), seg); err != nil {
-			return fmt.Errorf("state: segment %d: %w", number, err)
-		}
-		records = append(records, spool.Unsealed(seg)...)
+		records = append(records, again...)
 		if err := sealUpTo(spool.MaxSegmentRecords); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if err := sealUpTo(0); err != nil {
-		return err
+		return nil, err
 	}
-	err := s.write(func(b *batch) {
+	err = s.write(func(b *batch) {
 		b.json(keyMeta, m)
 		b.json(keyChain, chain)
 		b.json(keyMarks, spool.Marks{})
@@ -326,9 +351,9 @@ func (s *Store) TakeNewIncarnation(now time.Time) error {
 		d.setMarks(spool.Marks{}) // no totals of members: they have these records already
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return s.gcSegments()
+	return lost, s.gcSegments()
 }
 
 // gcSegments removes the segments of incarnations that this store no longer has.

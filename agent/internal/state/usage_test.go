@@ -94,13 +94,39 @@ func TestUsageIsChainedAndPrunedWhenArchived(t *testing.T) {
 	require.Nil(t, env)
 }
 
+// renew gives the store a new incarnation, and returns what is lost.
+func renew(t testing.TB, s *state.Store) []uint64 {
+	t.Helper()
+	lost, err := s.TakeNewIncarnation(noon.Add(time.Hour))
+	require.NoError(t, err)
+	return lost
+}
+
+// A disk that gives one segment no more keeps no other from the hub.
+func TestASegmentThatCannotBeReadIsLeftOut(t *testing.T) {
+	m := newMesh(t)
+	s := open(t, t.TempDir(), m)
+	use(t, s, "a", "r1", 120)
+	require.EqualValues(t, 4, s.Spool().LastSegment)
+	require.NoError(t, s.Lose("segment/"+s.Incarnation(), 1))
+	_, err := s.Segment(2)
+	require.ErrorIs(t, err, state.ErrUnreadable)
+	require.NoError(t, s.AcknowledgeUsage(spool.HubProgress{
+		Incarnation: s.Incarnation(), Posted: 2, PostedSHA256: []byte("of what the disk has lost"),
+	}))
+	require.NoError(t, s.RewindUsage(0))
+	require.Equal(t, []uint64{2}, renew(t, s))
+	seconds, _ := sealedSeconds(t, s, m)
+	require.InDelta(t, 90, seconds, 0, "without the thirty of the second")
+}
+
 func TestNewIncarnationKeepsWhatIsNotArchived(t *testing.T) {
 	m, dir := newMesh(t), t.TempDir()
 	s := open(t, dir, m)
 	old := s.Incarnation()
 	use(t, s, "a", "r1", 120)
 	require.NoError(t, s.AcknowledgeUsage(spool.HubProgress{Incarnation: old, Posted: 2, Archived: 1}))
-	require.NoError(t, s.TakeNewIncarnation(noon.Add(time.Hour)))
+	renew(t, s)
 	require.NotEqual(t, old, s.Incarnation())
 	seconds, _ := sealedSeconds(t, s, m)
 	require.InDelta(t, 90, seconds, 0, "the first thirty seconds are archived under the old name")
@@ -128,7 +154,7 @@ func TestANewIncarnationFillsItsSegments(t *testing.T) {
 		sample(t, s, noon.Add(time.Duration(i)*30*time.Second), runs...)
 	}
 	require.EqualValues(t, 6, s.Spool().LastSegment)
-	require.NoError(t, s.TakeNewIncarnation(noon.Add(time.Hour)))
+	renew(t, s)
 	require.EqualValues(t, (6*records*len(runs)+spool.MaxSegmentRecords-1)/spool.MaxSegmentRecords, s.Spool().LastSegment)
 	seconds, _ := sealedSeconds(t, s, m)
 	require.InDelta(t, len(runs)*180, seconds, 0)
@@ -164,7 +190,7 @@ func TestLaw05StoreThatWentOnFromAnOlderCopyNoticesAndKeepsItsUsage(t *testing.T
 	before := back.Spool()
 	require.ErrorIs(t, back.AcknowledgeUsage(said), spool.ErrOtherStore)
 	require.Equal(t, before, back.Spool(), "nothing counts as posted")
-	require.NoError(t, back.TakeNewIncarnation(noon.Add(time.Hour)))
+	renew(t, back)
 	seconds, _ := sealedSeconds(t, back, m)
 	_, last := sealedSeconds(t, back, m)
 	require.InDelta(t, last.GetEndedAt().AsTime().Sub(noon).Seconds(), seconds, 0, "all that is not archived: the hub "+

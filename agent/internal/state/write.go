@@ -54,6 +54,8 @@ func (s *Store) write(fill func(*batch), apply func(*data)) error {
 	return s.commit(acquiring, fill, apply)
 }
 
+var errClosed = errors.New("state: closed")
+
 // release is write for a change that ends something: it takes effect on a full disk, too, and fails only in encoding.
 func (s *Store) release(fill func(*batch), apply func(*data)) error {
 	return s.commit(releasing, fill, apply)
@@ -61,7 +63,7 @@ func (s *Store) release(fill func(*batch), apply func(*data)) error {
 
 func (s *Store) commit(kind need, fill func(*batch), apply func(*data)) error {
 	if s.closed {
-		return errors.New("state: closed")
+		return errClosed
 	}
 	b := &batch{withCode: s.withCode}
 	fill(b)

@@ -181,8 +181,12 @@ func (a sessionStore) RewindUsage(posted uint64) error {
 }
 
 func (a sessionStore) TakeNewIncarnation(why error) error {
-	if err := a.u.store.TakeNewIncarnation(a.u.clock.Now()); err != nil {
+	lost, err := a.u.store.TakeNewIncarnation(a.u.clock.Now())
+	if err != nil {
 		return err
+	}
+	if len(lost) > 0 {
+		a.u.log.Error("usage is lost: the disk does not give these segments any more", slog.Any("segments", lost))
 	}
 	a.u.log.Warn("this store takes a new incarnation", slog.String("incarnation", a.u.store.Incarnation()),
 		slog.Any("reason", why))

@@ -14,9 +14,12 @@ import (
 // from a backup requests it.
 func (s *session) uploadState(ctx context.Context) error {
 	state, leases := s.u.store.Signed()
-	documents, err := s.u.store.Documents()
+	documents, unreadable, err := s.u.store.Documents()
 	if err != nil {
 		return err
+	}
+	for _, err := range unreadable {
+		s.u.log.WarnContext(ctx, "a stored document is left out of the upload", slog.Any("error", err))
 	}
 	messages := stateUploads(state, documents, leases)
 	last := messages[len(messages)-1]

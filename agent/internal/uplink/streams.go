@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/hubsession"
+	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -62,6 +63,9 @@ func (s *session) upload(ctx context.Context) error {
 func (s *session) sendSegments(stream *link.Stream, u *hubsession.Upload) error {
 	for number, ok := u.Next(); ok; number, ok = u.Next() {
 		env, err := s.u.store.Segment(number)
+		if errors.Is(err, state.ErrUnreadable) {
+			return s.renew(err, err)
+		}
 		if env == nil || err != nil {
 			return err
 		}
@@ -77,11 +81,7 @@ func (s *session) sendSegments(stream *link.Stream, u *hubsession.Upload) error 
 // usageRefused waits before the refused segments are sent again. It fails where the store took a new incarnation.
 func (s *session) usageRefused(ctx context.Context, reason protocol.Nack_Reason) error {
 	if hubsession.Broken(reason) {
-		err := hubsession.Renew(sessionStore{s.u}, spool.ErrOtherStore)
-		if !errors.Is(err, hubsession.ErrNewIncarnation) {
-			return err
-		}
-		return fmt.Errorf("usage segment refused: %s", reason.Text())
+		return s.renew(spool.ErrOtherStore, fmt.Errorf("usage segment refused: %s", reason.Text()))
 	}
 	wait := hubsession.UsageRetry(reason, s.u.cfg.UsageRetry)
 	s.u.log.WarnContext(ctx, "usage segment refused", slog.String("reason", reason.Text()),
@@ -90,6 +90,15 @@ func (s *session) usageRefused(ctx context.Context, reason protocol.Nack_Reason)
 		return ctx.Err()
 	}
 	return nil
+}
+
+// renew gives the store a new incarnation and ends the session with an error after which the node dials with the usual
+// pause.
+func (s *session) renew(why, end error) error {
+	if err := hubsession.Renew(sessionStore{s.u}, why); !errors.Is(err, hubsession.ErrNewIncarnation) {
+		return err
+	}
+	return end
 }
 
 func (s *session) receiveAck(stream *link.Stream) (refused protocol.Nack_Reason, err error) {
