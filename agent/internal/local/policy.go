@@ -77,7 +77,8 @@ func (p *PolicyFile) Read() (policy.Policy, error) {
 	defer p.mu.Unlock()
 	info, err := os.Stat(p.path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return p.rules, p.err // the next start notices that the file is missing
+		p.err = nil // what was wrong with it is gone, too; the next start notices that the file is missing
+		return p.rules, nil
 	}
 	if err != nil {
 		return p.rules, err

@@ -56,8 +56,9 @@ func TestLaw15TheOwnersPolicyCountsUntilAnotherCanBeRead(t *testing.T) {
 	require.True(t, rules.Closed)
 
 	require.NoError(t, os.Remove(path))
-	rules, _ = again.Read()
-	require.True(t, rules.Closed, "a file that is away for a moment opens nothing")
+	rules, err = again.Read()
+	require.NoError(t, err, "nothing is wrong with a file that is away")
+	require.True(t, rules.Closed, "one that is away for a moment opens nothing")
 	write("")
 	require.False(t, closed(again), "an empty one opens")
 }
