@@ -33,3 +33,6 @@ func limitsConnections(r rule) bool {
 
 // WriteJSON replaces a file of this package in one step.
 func WriteJSON(path string, content any) error { return writeJSON(path, content) }
+
+// Unreserved is what a start reports whose port could not be bound.
+func Unreserved(port uint16, cause error) error { return unreserved(port, cause) }

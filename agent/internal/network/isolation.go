@@ -24,7 +24,7 @@ func (n *Network) EnsureRules(ctx context.Context) (restored bool, err error) {
 		return false, err
 	}
 	if err := n.reserveAllPorts(ctx, members); err != nil {
-		n.cfg.Log.WarnContext(ctx, "another program uses a published port; connections to it reach a member",
+		n.cfg.Log.WarnContext(ctx, "a published port cannot be reserved; connections to it reach a member",
 			slog.Any("error", err))
 	}
 	n.use.RLock()

@@ -41,7 +41,7 @@ func (n *Network) reservePorts(id string, ports []PortMapping) error {
 		}
 		socket, err := bindPort(p)
 		if err != nil {
-			errs = append(errs, portInUse(p.HostPort, err))
+			errs = append(errs, unreserved(p.HostPort, err))
 			continue
 		}
 		kept = append(kept, portReservation{p.Protocol, p.HostPort, socket})
@@ -56,7 +56,12 @@ func (h portReservation) is(p PortMapping) bool {
 	return h.protocol == p.Protocol && h.port == p.HostPort
 }
 
-func portInUse(port uint16, cause error) error {
+// unreserved says why a port could not be bound.
+func unreserved(port uint16, cause error) error {
+	if !errors.Is(cause, unix.EADDRINUSE) {
+		return fault.New(fault.Unavailable, codeNetworkFailed, fmt.Sprintf("The agent cannot bind port %d of this node.",
+			port), cause)
+	}
 	return fault.New(fault.Conflict, agent.CodePortTaken, fmt.Sprintf("Another program of this node uses port %d.", port),
 		cause)
 }
@@ -105,9 +110,8 @@ func (n *Network) reserveAllPorts(ctx context.Context, all []string) error {
 		}
 		unlock()
 	}
-	err := errors.Join(errs...)
-	n.portInUse.Store(err != nil)
-	return err
+	n.portInUse.Store(slices.ContainsFunc(errs, agent.IsPortTaken))
+	return errors.Join(errs...)
 }
 
 // Abandon releases the reserved ports as the end of the process does; the networks stay. The network is not used

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -95,4 +96,11 @@ func TestAPortThatWasTakenWhileNoAgentRanIsReported(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, f.n.Conditions())
 	require.True(t, occupied(t, "127.0.0.1:21001"))
+}
+
+func TestOnlyAnotherProgramTakesAPort(t *testing.T) {
+	require.True(t, agent.IsPortTaken(network.Unreserved(80, unix.EADDRINUSE)))
+	refused := network.Unreserved(80, unix.EACCES)
+	require.False(t, agent.IsPortTaken(refused))
+	require.ErrorIs(t, refused, unix.EACCES)
 }

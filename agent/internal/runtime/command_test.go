@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -115,4 +116,21 @@ func TestACommandEndsByItselfByItsTerminalOrWithItsCaller(t *testing.T) {
 	})
 	require.ErrorIs(t, err, context.Canceled)
 	require.Equal(t, "1", f.cgroupProcesses(id), "the app's own process goes on")
+}
+
+// Only a command that is missing in the container is the app's fault, and permanent.
+func TestWhatIsMissingOnTheNodeIsNotTheCommand(t *testing.T) {
+	for text, code := range map[string]fault.Code{
+		`OCI runtime create failed: runc create failed: unable to start container process: exec: "app": executable file ` +
+			`not found in $PATH: unknown`: "bad_command",
+		`OCI runtime exec failed: exec failed: unable to start container process: error during container init: ` +
+			`exec: "/app": stat /app: no such file or directory`: "bad_command",
+		`unable to retrieve OCI runtime error (open /run/x/log.json: no such file or directory): exec: "runc": ` +
+			`executable file not found in $PATH`: "start_failed",
+		`fork/exec /usr/bin/runc: no such file or directory`: "start_failed",
+		`OCI runtime create failed: runc create failed: unable to start container process: error during container ` +
+			`init: error mounting "/srv/exec" to rootfs at "/data": no such file or directory`: "start_failed",
+	} {
+		require.Equal(t, code, fault.As(runtime.StartFault(errors.New(text))).Code, text)
+	}
 }

@@ -335,14 +335,20 @@ func startFault(err error) error {
 	}
 	text := err.Error()
 	switch {
-	case strings.Contains(text, "executable file not found"), strings.Contains(text, "no such file or directory") &&
-		strings.Contains(text, "exec"):
+	case isBadCommand(text):
 		return fault.New(fault.Unprocessable, codeBadCommand, "The command is not in the image.", err).Permanent()
 	case strings.Contains(text, "no space left on device"):
 		return fault.New(fault.Unavailable, fault.CodeDiskFull, "The node's disk is full: free space where containerd "+
 			"keeps its data.", err)
 	}
 	return fault.New(fault.Unavailable, codeStartFailed, "The container could not be started.", err)
+}
+
+// isBadCommand reports whether runc, which itself ran, has not found the command in the container.
+func isBadCommand(text string) bool {
+	_, why, ofRunc := strings.Cut(text, "unable to start container process: ")
+	return ofRunc && strings.Contains(why, `exec: "`) &&
+		(strings.Contains(why, "executable file not found") || strings.Contains(why, "no such file or directory"))
 }
 
 // List returns every container in the agent's containerd namespace, ordered by id.

@@ -27,6 +27,9 @@ func (r *Runtime) Start(ctx context.Context, spec Spec) (Run, error) {
 	return Run{}, err
 }
 
+// StartFault is what a start that failed with the error reports.
+func StartFault(err error) error { return startFault(err) }
+
 // BuildSpec is the OCI spec that Start uses.
 func (r *Runtime) BuildSpec(ctx context.Context, spec Spec) (*specs.Spec, error) {
 	s, _, err := r.buildSpec(r.ns(ctx), spec)
