@@ -13,7 +13,9 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	randomimage "github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -110,6 +112,21 @@ func TestAPullThatFillsTheDiskIsCancelled(t *testing.T) {
 	require.NoError(t, os.Remove(ballast))
 	require.Empty(t, f.snapshots())
 	require.NoError(t, f.ensure(pushed))
+}
+
+// An app's next version has most of its layers in common with the one before.
+func TestAPullNeedsNoSpaceForLayersThatAreThere(t *testing.T) {
+	f := newFixtureOn(t, "512m")
+	layer, err := randomimage.Layer(48<<20, types.OCILayer)
+	require.NoError(t, err)
+	first, err := mutate.AppendLayers(appImage(t), layer)
+	require.NoError(t, err)
+	require.NoError(t, f.ensure(f.registry.push("org/acme/"+f.word, first)))
+	next := f.registry.push("org/acme/"+f.word, zeroLayer(t, first, 1<<20))
+	ballast := filepath.Join(f.daemon.Dir, "ballast")
+	fill(t, ballast, 80<<20)
+	defer func() { require.NoError(t, os.Remove(ballast)) }()
+	require.NoError(t, f.ensure(next))
 }
 
 // fill makes a file that leaves this much of its file system free.

@@ -111,6 +111,10 @@ func (u *unpacking) unpack(ctx context.Context, config ocispec.Descriptor) error
 	for _, l := range missing {
 		bytes += l.desc.Size
 	}
+	var st unix.Statfs_t
+	if unix.Statfs(u.r.host.contentRoot, &st) == nil && int64(st.Bavail)*st.Bsize < unpackedFactor*bytes {
+		return &spaceMissingError{unpackedFactor * bytes}
+	}
 	u.progress.fetching(bytes)
 	if err := u.unpackMissing(ctx, missing); err != nil {
 		return err
