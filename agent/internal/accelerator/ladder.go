@@ -117,9 +117,19 @@ func (r rung) withoutReset() rung {
 	return r
 }
 
+// afterRelease begins the reason of an accelerator that an operator has released.
+const afterRelease = "released by an operator after "
+
 // released is the rung once an operator has repaired the accelerator: it is tested, and past resets do not count.
 func (r rung) released(now time.Time) rung {
-	return rung{Health: protocol.HealthTesting, Reason: "released by an operator after " + r.Reason, Since: now}
+	reason := afterRelease + strings.TrimPrefix(r.cause(), afterRelease)
+	return rung{Health: protocol.HealthTesting, Reason: reason, Since: now}
+}
+
+// cause is the reason without what a reset or test has said since, of which only the last counts.
+func (r rung) cause() string {
+	cause, _, _ := strings.Cut(r.Reason, "; ")
+	return cause
 }
 
 // duty is what the agent does to an accelerator now.
@@ -142,7 +152,7 @@ func (r rung) step(answers, free bool, testFor time.Duration, now time.Time) (ne
 		}
 	case r.Health != protocol.HealthTesting || now.Sub(r.Since) < testFor:
 	case !answers:
-		r.Health, r.Reason, r.Since = protocol.HealthQuarantined, r.Reason+"; it does not work after its reset", now
+		r.Health, r.Reason, r.Since = protocol.HealthQuarantined, r.cause()+"; it does not work after its reset", now
 	default:
 		due = dutyTest
 	}
@@ -155,7 +165,7 @@ func (r rung) tested(err error, now time.Time) rung {
 		return r // a fault came meanwhile
 	}
 	if err != nil {
-		r.Health, r.Reason, r.Since = protocol.HealthQuarantined, r.Reason+"; "+err.Error(), now
+		r.Health, r.Reason, r.Since = protocol.HealthQuarantined, r.cause()+"; "+err.Error(), now
 		return r
 	}
 	r.Health, r.Reason, r.Since = "", "", now

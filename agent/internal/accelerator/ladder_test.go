@@ -81,6 +81,18 @@ func FuzzKernelRecord(f *testing.F) {
 	})
 }
 
+// Each failed test of an accelerator that is released again and again says why it failed last.
+func TestTheReasonOfAnAcceleratorDoesNotGrow(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	r := rung{}.after(signal{Verdict: needsService, Cause: "Xid 79"}, now)
+	for _, line := range []string{"first; of many", "second", "third"} {
+		r = r.released(now)
+		require.Equal(t, "released by an operator after Xid 79", r.Reason)
+		r = r.tested(errors.New(line), now)
+		require.Equal(t, "released by an operator after Xid 79; "+line, r.Reason)
+	}
+}
+
 func TestTheLadderLeadsBackOrToQuarantine(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	fault := signal{Verdict: needsReset, Cause: "Xid 95"}
