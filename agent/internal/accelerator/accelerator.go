@@ -29,8 +29,6 @@ const (
 	DefaultTimeout = 20 * time.Second
 	// maxPause bounds the pause between scans that fail; it doubles from the interval on.
 	maxPause = time.Minute
-	// firstScanMax bounds how long AwaitFirstScan waits.
-	firstScanMax = 10 * time.Second
 )
 
 // Config says where the inventory is taken and how often. Zero values take the defaults.
@@ -191,9 +189,9 @@ func (i *Inventory) apply(ctx context.Context, s *source, found []*protocol.Acce
 	i.changes.Send()
 }
 
-// AwaitFirstScan waits until each driver has answered once, but not for one that hangs.
+// AwaitFirstScan waits until each driver has answered once, or had the time that it may take.
 func (i *Inventory) AwaitFirstScan(ctx context.Context) {
-	limit := time.NewTimer(firstScanMax)
+	limit := time.NewTimer(i.cfg.Timeout + 3*killWait)
 	defer limit.Stop()
 	for _, s := range i.sources {
 		select {

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -123,4 +124,24 @@ func TestTheLadderOfAnEarlierBootIsForgotten(t *testing.T) {
 	rebooted := New(cfg).ladder
 	require.Zero(t, rebooted.Read)
 	require.Empty(t, rebooted.Rungs)
+}
+
+// A driver without its persistence mode starts every GPU first. Without its answer the hub would take all accelerators
+// for missing.
+func TestTheFirstScanMayTakeAsLongAsADriverMay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := New(Config{Root: t.TempDir()})
+		go func() {
+			time.Sleep(DefaultTimeout)
+			for _, s := range i.sources {
+				close(s.scanned)
+			}
+		}()
+		began := time.Now()
+		i.AwaitFirstScan(t.Context())
+		require.Equal(t, DefaultTimeout, time.Since(began))
+
+		hangs := New(Config{Root: t.TempDir()})
+		hangs.AwaitFirstScan(t.Context())
+	})
 }
