@@ -226,6 +226,9 @@ func (e *Environments) Use(ctx context.Context, id string) (dir, packages string
 		return "", "", environmentFailed("find", err)
 	}
 	if err := mountImage(ctx, e.image(id), e.mountPoint(id), unix.MS_RDONLY); err != nil {
+		if e.lacksFileSystem(id, err) { // it is installed anew
+			err = errors.Join(err, e.remove(ctx, id))
+		}
 		return "", "", environmentFailed("mount", err)
 	}
 	now := time.Now()
@@ -233,6 +236,14 @@ func (e *Environments) Use(ctx context.Context, id string) (dir, packages string
 		return "", "", environmentFailed("mark", err)
 	}
 	return filepath.Join(e.mountPoint(id), contentName), r.Packages, nil
+}
+
+// lacksFileSystem reports whether an image could not be mounted because it is gone or holds no whole file system: ext4
+// so names a damaged superblock, group or checksum. One that cannot be read at present may be whole.
+func (e *Environments) lacksFileSystem(id string, err error) bool {
+	_, missing := os.Lstat(e.image(id))
+	return errors.Is(missing, fs.ErrNotExist) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EUCLEAN) ||
+		errors.Is(err, unix.EBADMSG)
 }
 
 // Has reports whether the environment is installed.

@@ -108,17 +108,22 @@ func TestAnUnfinishedEnvironmentIsCollected(t *testing.T) {
 func TestADamagedEnvironmentIsInstalledAnew(t *testing.T) {
 	f := newEnvironments(t)
 	record := filepath.Join(f.cfg.Dir, "project.1", "record.json")
-	for _, damage := range []func(){
-		func() {
-			_, _, err := f.e.Use(t.Context(), "project.1")
-			require.Error(t, err)
-		},
-		func() { require.NoError(t, f.e.Collect(t.Context(), nil, func(string) bool { return false })) },
+	image := filepath.Join(filepath.Dir(record), "data.img")
+	use := func() {
+		_, _, err := f.e.Use(t.Context(), "project.1")
+		require.Error(t, err)
+	}
+	overwrite := func() { require.NoError(t, os.WriteFile(record, []byte("x"), 0o600)) }
+	for _, c := range []struct{ damage, notice func() }{
+		{overwrite, use},
+		{overwrite, func() { require.NoError(t, f.e.Collect(t.Context(), nil, func(string) bool { return false })) }},
+		{func() { require.NoError(t, os.Truncate(image, 4096)) }, use},
+		{func() { require.NoError(t, os.Remove(image)) }, use},
 	} {
 		f.install("member.1")
 		require.NoError(t, f.e.Commit(t.Context(), "member.1", volume.Environment{ID: "project.1"}))
-		require.NoError(t, os.WriteFile(record, []byte("x"), 0o600))
-		damage()
+		c.damage()
+		c.notice()
 		require.False(t, f.e.Has("project.1"))
 		require.NoDirExists(t, filepath.Dir(record))
 	}
