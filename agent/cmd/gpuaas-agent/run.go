@@ -311,8 +311,8 @@ func (c *config) serve(ctx context.Context, out io.Writer, n *node, rt *runtime.
 		return up.Run(ctx, re)
 	})
 	group.Go(func() error {
-		if err := rt.EndOldCommands(ctx); err != nil {
-			n.log.WarnContext(ctx, "cannot end the commands of an earlier agent", slog.Any("error", err))
+		if err := errors.Join(rt.EndOldCommands(ctx), rt.RemoveInterrupted(ctx)); err != nil {
+			n.log.WarnContext(ctx, "cannot end what an earlier agent was doing", slog.Any("error", err))
 		}
 		return nil
 	})

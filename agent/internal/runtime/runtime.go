@@ -152,6 +152,8 @@ type Runtime struct {
 	// starting has the ids of containers between Prepare and StartTask, running the process of each container that was
 	// last known to run, by container id.
 	starting, running sync.Map
+	// earlier are the runs that had files when this runtime was opened: of an earlier agent, since no id is used twice.
+	earlier []string
 	// commands marks the commands in containers that this process has started.
 	commands string
 	// copies has an entry for each copy of files that runs.
@@ -203,6 +205,9 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 		commands: uuid.NewString()[:8], copies: make(chan struct{}, maxCopies),
 	}
 	r.disk.layers = map[string]*layer{}
+	if r.earlier, err = r.runsWithFiles(); err != nil {
+		return nil, errors.Join(directoryFault(cfg.StateDir, err), c.Close())
+	}
 	ask = r.ns(ask)
 	if _, err := c.Version(ask); err != nil {
 		_ = c.Close()
@@ -303,6 +308,20 @@ func (r *Runtime) dropStaleLeases(ctx context.Context) error {
 	return nil
 }
 
+// runsWithFiles returns the ids of the runs that have files in the state directory.
+func (r *Runtime) runsWithFiles() (ids []string, err error) {
+	entries, err := os.ReadDir(r.cfg.StateDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for _, e := range entries {
+		if e.IsDir() && idPattern.MatchString(e.Name()) {
+			ids = append(ids, e.Name())
+		}
+	}
+	return ids, nil
+}
+
 // Version has the versions of the programs that run this node's containers.
 type Version struct {
 	Containerd, Runc string
@@ -319,14 +338,12 @@ func (r *Runtime) Purge(ctx context.Context) error {
 		errs = append(errs, r.Stop(ctx, c.ID, 0), r.Remove(ctx, c.ID))
 	}
 	// An interrupted start may have left files, with its secrets mounted, and no container.
-	entries, err := os.ReadDir(r.cfg.StateDir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	left, err := r.runsWithFiles()
+	if err != nil {
 		return err
 	}
-	for _, e := range entries {
-		if e.IsDir() && idPattern.MatchString(e.Name()) {
-			errs = append(errs, r.Remove(ctx, e.Name()))
-		}
+	for _, id := range left {
+		errs = append(errs, r.Remove(ctx, id))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -215,6 +216,18 @@ func TestHalfMadeRunIsMadeAgain(t *testing.T) {
 			require.Empty(t, left)
 		})
 	}
+}
+
+// A kill of the agent comes before containerd has a record of the container.
+func TestAnInterruptedStartLeavesNoFiles(t *testing.T) {
+	f := newFixture(t)
+	running := f.startWaiting(f.image())
+	interrupted := filepath.Join(f.cfg.StateDir, "member.interrupted")
+	require.NoError(t, os.MkdirAll(filepath.Join(interrupted, "config"), 0o711))
+	require.NoError(t, f.open().RemoveInterrupted(t.Context()))
+	require.NoDirExists(t, interrupted)
+	require.DirExists(t, filepath.Join(f.cfg.StateDir, running))
+	f.wait(running, runtime.StateRunning)
 }
 
 func TestFailedStartSaysWhyAndLeavesNothing(t *testing.T) {

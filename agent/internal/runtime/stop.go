@@ -16,6 +16,7 @@ import (
 	runcoptions "github.com/containerd/containerd/api/types/runc/options"
 	tasktypes "github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
@@ -237,6 +238,22 @@ func (r *Runtime) RemoveMember(ctx context.Context, memberID string) error {
 	var errs []error
 	for _, id := range slices.Sorted(maps.Keys(ids)) {
 		errs = append(errs, r.Remove(ctx, id))
+	}
+	return errors.Join(errs...)
+}
+
+// RemoveInterrupted removes what starts have left that a kill of an earlier agent cut off before containerd had a
+// record of their container.
+func (r *Runtime) RemoveInterrupted(ctx context.Context) error {
+	records, err := r.client.ContainerService().List(r.ns(ctx))
+	if err != nil {
+		return fmt.Errorf("list containers: %w", err)
+	}
+	var errs []error
+	for _, id := range r.earlier {
+		if !slices.ContainsFunc(records, func(c containers.Container) bool { return c.ID == id }) {
+			errs = append(errs, r.Remove(ctx, id))
+		}
 	}
 	return errors.Join(errs...)
 }
