@@ -26,7 +26,7 @@ func (d *differ) releaseAll(id string, w Workload, why string) {
 		if d.busy(id, n.Service) {
 			continue
 		}
-		a := RemoveNetwork{MemberID: id, Service: n.Service, Copy: n.Copy}
+		a := RemoveNetwork{MemberID: id, Service: n.Service, Copy: n.Copy, Ends: true}
 		if s, known := serviceNamed(w, n.Service); known && d.completed(w, s) {
 			a.Done = w.Revision
 		}

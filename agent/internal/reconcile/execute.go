@@ -251,9 +251,11 @@ func (r *Reconciler) removeNetwork(ctx context.Context, a agent.RemoveNetwork) e
 	if err := r.machine.Network.Remove(ctx, network.ID(a.MemberID, a.Attachment())); err != nil {
 		return err
 	}
-	err := onVolumes(ctx, func() error { return r.machine.Volumes.Detach(ctx, a.MemberID) })
-	if err != nil {
-		return err
+	if a.Ends {
+		err := onVolumes(ctx, func() error { return r.machine.Volumes.Detach(ctx, a.MemberID) })
+		if err != nil {
+			return err
+		}
 	}
 	failpoint.Hit("agent/network/removed")
 	return r.store.UpdateMember(a.MemberID, func(m *state.Member) { a.Record(&m.Member) })
