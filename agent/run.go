@@ -2,6 +2,7 @@ package agent
 
 import (
 	"cmp"
+	"slices"
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent/meter"
@@ -201,4 +202,20 @@ func (w Workload) Probed(c Container, m Member, now time.Time) (s Service, probe
 	mayBeLeft := w.Fallback != nil && !w.RollsBack && m.ConfirmedRevision != w.Revision && !s.BuildsEnvironment
 	late := c.ReadyAt.IsZero() && isLate(w, c, now)
 	return s, probed && (!mayBeLeft || !late)
+}
+
+// Resumed are the containers that go on although the agent has begun to stop them: a kill of the agent has cut that
+// off, and they are desired again. Their exit is their own.
+func Resumed(o Observed, runs map[string]Run, actions []Action) (ids []string) {
+	for _, c := range o.Containers {
+		stops := func(a Action) bool {
+			stop, is := a.(StopContainer)
+			return is && stop.ContainerID == c.ID
+		}
+		if c.Status == Running && runs[c.ID].StopRequested && !o.Busy[c.MemberID].With(c.Service) &&
+			!slices.ContainsFunc(actions, stops) {
+			ids = append(ids, c.ID)
+		}
+	}
+	return ids
 }

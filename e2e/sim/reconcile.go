@@ -67,7 +67,11 @@ func (n *node) pass() {
 	if n.w.breaks(BreakHub) && n.up.no == 0 {
 		leases = nil
 	}
-	for _, a := range agent.Diff(desired, leases, observed, now) {
+	actions := agent.Diff(desired, leases, observed, now)
+	for _, id := range agent.Resumed(observed, n.store.Runs, actions) {
+		n.store.UpdateRun(id, func(r *agent.Run) { r.StopRequested = false })
+	}
+	for _, a := range actions {
 		n.begin(a)
 	}
 	n.probe(desired, observed)

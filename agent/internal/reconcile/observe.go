@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -185,6 +186,16 @@ func (r *Reconciler) containers(listed []agent.Listed) []agent.Container {
 		out = append(out, c)
 	}
 	return out
+}
+
+// forgetStops takes back what is stored of stops that were cut off.
+func (r *Reconciler) forgetStops(ctx context.Context, s snapshot, actions []agent.Action) {
+	for _, id := range agent.Resumed(s.observed, r.store.Runs(), actions) {
+		if err := r.store.UpdateRun(id, func(run *state.Run) { run.StopRequested = false }); err != nil {
+			r.log.WarnContext(ctx, "cannot store that a container goes on", slog.String("container_id", id),
+				slog.Any("error", err))
+		}
+	}
 }
 
 func statusOf(s runtime.State) agent.ContainerStatus {

@@ -254,7 +254,9 @@ func (r *Reconciler) pass(ctx context.Context) error {
 		return fmt.Errorf("observe the machine: %w", err)
 	}
 	now := r.clock.Now()
-	for _, a := range agent.Diff(s.desired, s.leases, s.observed, now) {
+	actions := agent.Diff(s.desired, s.leases, s.observed, now)
+	r.forgetStops(ctx, s, actions)
+	for _, a := range actions {
 		r.start(ctx, a)
 	}
 	r.probe(ctx, s)

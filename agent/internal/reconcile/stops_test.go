@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -132,6 +133,31 @@ func TestLaw13ThePullsOfAnOrgDelayNoOtherOrg(t *testing.T) {
 		require.Len(t, w.machine.containers, 1)
 		for _, b := range w.machine.containers {
 			require.Equal(t, "other", b.MemberID)
+		}
+	})
+}
+
+// The agent was killed after it had stored that a container is to stop, and the container is desired again.
+func TestAStopThatWasCutOffDoesNotCountForALaterExit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTwin(t, 1)
+		defer func() { w.kill() }()
+		v, parts := w.hub.desired(w.workload("member", nil))
+		require.NoError(t, w.store.AcceptState(v, parts))
+		require.NoError(t, w.store.AcceptLeases(w.hub.leases(w.store.Incarnation(), w.hub.newLease("member", time.Hour))))
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		runs := w.store.Runs()
+		require.Len(t, runs, 1)
+		for id := range runs {
+			require.NoError(t, w.store.UpdateRun(id, func(r *state.Run) { r.StopRequested = true }))
+		}
+		w.loop.Wake()
+		synctest.Wait()
+		runs = w.store.Runs()
+		require.Len(t, runs, 1)
+		for _, r := range runs {
+			require.False(t, r.StopRequested)
 		}
 	})
 }
