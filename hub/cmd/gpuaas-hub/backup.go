@@ -215,6 +215,13 @@ func restore(ctx context.Context, c config, f restoreFlags, path string,
 	}
 	header, err := backup.Restore(ctx, backup.Target{
 		DataDir: c.dataDir, Passphrase: passphrase,
+		CheckTrust: func(trustDir string) error {
+			if f.keepEpoch {
+				return nil
+			}
+			epoch.TrustDir = trustDir
+			return trust.CheckEpoch(epoch)
+		},
 		Database: func(ctx context.Context) (*db.DB, error) {
 			lock, err := checkDataDir(c.dataDir)
 			if err != nil {

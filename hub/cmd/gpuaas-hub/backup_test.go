@@ -11,6 +11,8 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
+	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
 // What is posted while a backup is made is not in it: the nodes keep it until it is in the next one.
@@ -53,4 +55,34 @@ func TestLaw16UsageThatIsPostedDuringABackupIsNotInIt(t *testing.T) {
 	archived, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	require.NoError(t, err)
 	require.Equal(t, []int64{5, 1}, archived)
+}
+
+// The bundle of a backup from before a rotation of the root is signed by the old root alone.
+func TestARestoreWithTheRootOfAfterTheBackupChangesNothing(t *testing.T) {
+	h := newHome(t)
+	file, made := filepath.Join(h.dir, "database-url"), filepath.Join(h.dir, "backup")
+	require.NoError(t, os.WriteFile(file, []byte(dbtest.PrivateURL(t)), 0o600))
+	_, err := cli(t, "backup", made, "--data-dir", h.data, "--database-url-file", file, "--passphrase-file", h.passphrase)
+	require.NoError(t, err)
+	old := filepath.Join(h.dir, "old-root.age")
+	root, err := os.ReadFile(filepath.Join(h.keys, trust.RootKeyFile))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(old, root, 0o600))
+	_, err = cli(t, "trust", "rotate-root", "--data-dir", h.data, "--key-dir", h.keys, "--passphrase-file", h.passphrase)
+	require.NoError(t, err)
+
+	restored, empty := filepath.Join(h.dir, "restored"), filepath.Join(h.dir, "empty-url")
+	require.NoError(t, os.WriteFile(empty, []byte(dbtest.EmptyURL(t)), 0o600))
+	restore := func(args ...string) error {
+		_, err := cli(t, append([]string{
+			"restore", made, "--data-dir", restored, "--database-url-file", empty, "--passphrase-file", h.passphrase,
+			"--root-passphrase-file", h.passphrase,
+		}, args...)...)
+		return err
+	}
+	err = restore("--key-dir", h.keys)
+	require.EqualValues(t, "root_key_wrong", fault.As(err).Code, "%v", err)
+	require.Contains(t, fault.As(err).Public, h.fingerprint)
+	require.NoDirExists(t, restored)
+	require.NoError(t, restore("--root-key-file", old))
 }

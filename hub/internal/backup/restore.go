@@ -2,6 +2,7 @@ package backup
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -119,21 +120,38 @@ func (r *reader) finish() error {
 
 // Check reads all of a backup and returns its header. It fails for one that was altered or cut off anywhere.
 func Check(path, passphrase string) (Header, error) {
+	header, _, err := check(path, passphrase)
+	return header, err
+}
+
+// check also returns the public files of the trust directory, by name: its bundles and the root's fingerprint.
+func check(path, passphrase string) (Header, map[string][]byte, error) {
 	r, err := open(path, passphrase)
 	if err != nil {
-		return Header{}, err
+		return Header{}, nil, err
 	}
 	defer func() { _ = r.file.Close() }()
+	public := map[string][]byte{}
 	for {
 		h, err := r.next()
 		if err != nil {
-			return Header{}, err
+			return Header{}, nil, err
 		}
 		if h.Name == endName {
-			return r.header, r.finish()
+			return r.header, public, r.finish()
 		}
-		if _, err := io.Copy(io.Discard, r.content()); err != nil {
-			return Header{}, damaged(path, err)
+		var kept bytes.Buffer
+		into := io.Discard
+		name, inTrust := strings.CutPrefix(h.Name, filesPrefix+"trust/")
+		isPublic := inTrust && !strings.HasSuffix(name, ".key") && h.Size <= maxHubFileBytes
+		if isPublic {
+			into = &kept
+		}
+		if _, err := io.Copy(into, r.content()); err != nil {
+			return Header{}, nil, damaged(path, err)
+		}
+		if isPublic {
+			public[name] = kept.Bytes()
 		}
 	}
 }
@@ -143,6 +161,9 @@ type Target struct {
 	// DataDir must not exist, or be empty.
 	DataDir    string
 	Passphrase string
+	// CheckTrust is called once the whole backup was checked, before anything is changed, with a directory that holds the
+	// trust bundles of the backup, but no key. May be nil.
+	CheckTrust func(trustDir string) error
 	// Database opens the empty database for the rows. Restore calls it after it has checked the whole backup and made the
 	// data directory.
 	Database func(ctx context.Context) (*db.DB, error)
@@ -156,9 +177,12 @@ func Restore(ctx context.Context, t Target, path string) (Header, error) {
 	if err := emptyDir(t.DataDir); err != nil {
 		return Header{}, err
 	}
-	header, err := Check(path, t.Passphrase)
+	header, public, err := check(path, t.Passphrase)
 	if err != nil {
 		return Header{}, err
+	}
+	if err := t.checkTrust(public); err != nil {
+		return Header{}, restoreTrouble(t.DataDir, err)
 	}
 	// Other users may pass through the data directory, but not list it: the private PostgreSQL runs as a user of its own.
 	if err := os.MkdirAll(t.DataDir, 0o711); err != nil { //nolint:gosec // see above
@@ -188,6 +212,24 @@ func Restore(ctx context.Context, t Target, path string) (Header, error) {
 		return Header{}, restoreTrouble(t.DataDir, err)
 	}
 	return header, durable.SyncDir(t.DataDir)
+}
+
+// checkTrust calls CheckTrust with a directory of its own.
+func (t Target) checkTrust(public map[string][]byte) (err error) {
+	if t.CheckTrust == nil {
+		return nil
+	}
+	dir, err := os.MkdirTemp("", "gpuaas-restore-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	for name, data := range public {
+		if err := os.WriteFile(filepath.Join(dir, filepath.Base(name)), data, 0o600); err != nil {
+			return err
+		}
+	}
+	return t.CheckTrust(dir)
 }
 
 // emptyDir refuses a directory that is not empty: it may be a hub that is more recent than the backup.

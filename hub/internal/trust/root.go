@@ -70,6 +70,30 @@ func CheckRoot(root RootKeys) error {
 	return err
 }
 
+// CheckEpoch refuses root keys that cannot sign the next epoch of a backup, because the root was replaced in between.
+// It reads no more of the trust directory than the bundles.
+func CheckEpoch(o EpochOptions) error {
+	bundle, err := Newest(o.TrustDir)
+	if err != nil {
+		return err
+	}
+	root, err := o.Root.open()
+	if err != nil {
+		return err
+	}
+	defer wipe(root)
+	next, err := dated(bundle, o.Now, o.BundleTTL)
+	if err != nil {
+		return err
+	}
+	if _, err := sign(bundle, next, root); err != nil {
+		return fault.New(fault.Malformed, codeRootKeyWrong, "Nothing was changed: the root keys that were given cannot sign "+
+			"for the trust bundle of the backup, whose root is "+bundle.Pin()+". After a change of the root, take a backup "+
+			"that was made since, or give the root key from the time of the backup.", err)
+	}
+	return nil
+}
+
 // dated returns the successor of a bundle, with its number and its lifetime.
 func dated(bundle protocol.Bundle, now time.Time, ttl time.Duration) (*protocol.TrustBundle, error) {
 	expires, err := bundleEnd(now, ttl)
