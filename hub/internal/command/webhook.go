@@ -64,7 +64,7 @@ func (s *Service) EnableWebhook(ctx context.Context, m Meta, orgID, id string) (
 	})
 }
 
-// RotateWebhookSecret gives a webhook another secret; the one before signs as well for the overlap.
+// RotateWebhookSecret gives a webhook another secret; those before sign as well for their overlaps.
 func (s *Service) RotateWebhookSecret(ctx context.Context, m Meta, orgID, id string,
 	overlap time.Duration,
 ) (WebhookWithSecret, error) {
@@ -75,7 +75,7 @@ func (s *Service) RotateWebhookSecret(ctx context.Context, m Meta, orgID, id str
 		if err != nil {
 			return out, err
 		}
-		after, err := webhook.Rotate(ctx, tx, w.ID, sealed, m.Now.Add(overlap), m.Now)
+		after, err := webhook.Rotate(ctx, tx, w, sealed, overlap, m.Now)
 		if err != nil {
 			return out, err
 		}

@@ -278,7 +278,15 @@ func TestEventsAreDeliveredSignedAndInOrder(t *testing.T) {
 	r := <-e.got
 	require.Equal(t, "d", r.subject())
 	require.Equal(t, signature(rotated.Secret, r)+" "+signature(made.Secret, r), r.header.Get("webhook-signature"))
-	h.pass(time.Hour)
+	h.pass(30 * time.Minute)
+	again, err := h.commands.RotateWebhookSecret(t.Context(), h.meta("again"), h.org.ID, made.Webhook.ID, 10*time.Minute)
+	require.NoError(t, err)
+	h.happen("apps.environment.removed", "twice")
+	r = <-e.got
+	require.Equal(t, signature(again.Secret, r)+" "+signature(rotated.Secret, r)+" "+signature(made.Secret, r),
+		r.header.Get("webhook-signature"), "the first overlap was promised")
+	rotated = again
+	h.pass(30 * time.Minute)
 	h.happen("apps.environment.removed", "e")
 	r = <-e.got
 	require.Equal(t, signature(rotated.Secret, r), r.header.Get("webhook-signature"))

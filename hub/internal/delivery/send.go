@@ -143,13 +143,9 @@ func reasonOf(err error) string {
 // sign makes the headers of Standard Webhooks (https://www.standardwebhooks.com), with a signature for each secret.
 func (d *Deliverer) sign(w webhook.Webhook, e event.Numbered) (map[string]string, error) {
 	now := d.Now()
-	sealed := [][]byte{w.SealedSecret}
-	if w.PreviousUntil != nil && now.Before(*w.PreviousUntil) {
-		sealed = append(sealed, w.SealedPrevious)
-	}
 	stamp := strconv.FormatInt(now.Unix(), 10)
 	var signatures []string
-	for _, s := range sealed {
+	for _, s := range w.Signing(now) {
 		secret, err := d.Sealer.Open(s, webhook.SecretAAD(w.ID))
 		if err != nil {
 			return nil, err

@@ -104,7 +104,7 @@ func webhookView(w webhook.Webhook) Webhook {
 		FailingSince:        orZero(w.FailingSince),
 		LastError:           w.LastError,
 		DeliveredAt:         orZero(w.DeliveredAt),
-		PreviousSecretUntil: orZero(w.PreviousUntil),
+		PreviousSecretUntil: w.PreviousUntil(),
 		ResourceVersion:     w.ResourceVersion,
 		CreatedAt:           w.CreatedAt,
 		UpdatedAt:           w.UpdatedAt,

@@ -24,6 +24,9 @@ const (
 	// MaxPerOrg bounds the webhooks of an org.
 	MaxPerOrg = 20
 
+	// maxPreviousSecrets bounds the secrets that sign beside the present one: each costs a header a signature.
+	maxPreviousSecrets = 4
+
 	secretPrefix = "whsec_"
 	secretBytes  = 32
 )
@@ -59,9 +62,9 @@ type Webhook struct {
 	Types          []string
 	Status         Status
 	DisabledReason Reason
-	// SealedSecret signs, and until PreviousUntil SealedPrevious does, too.
-	SealedSecret, SealedPrevious []byte
-	PreviousUntil                *time.Time
+	SealedSecret   []byte
+	// Previous are the secrets before, the newest first.
+	Previous []PreviousSecret
 	// Pos is the position of the last event that the webhook is done with. Tries, NextTryAt and LastError are about the
 	// one after it.
 	Pos       int64
@@ -77,13 +80,13 @@ type Webhook struct {
 }
 
 const columns = `id, org_id, COALESCE(project_id::TEXT, ''), owner_type, owner_id, url, description, types, status,
-	disabled_reason, sealed_secret, sealed_previous_secret, previous_secret_until, pos, tries, next_try_at, failing_since,
+	disabled_reason, sealed_secret, previous_secrets, pos, tries, next_try_at, failing_since,
 	last_error, delivered_at, resource_version, created_at, updated_at`
 
 func scan(row pgx.CollectableRow) (w Webhook, err error) {
 	err = row.Scan(&w.ID, &w.OrgID, &w.ProjectID, &w.Owner.Type, &w.Owner.ID, &w.URL, &w.Description, &w.Types, &w.Status,
-		&w.DisabledReason, &w.SealedSecret, &w.SealedPrevious, &w.PreviousUntil, &w.Pos, &w.Tries, &w.NextTryAt,
-		&w.FailingSince, &w.LastError, &w.DeliveredAt, &w.ResourceVersion, &w.CreatedAt, &w.UpdatedAt)
+		&w.DisabledReason, &w.SealedSecret, &w.Previous, &w.Pos, &w.Tries, &w.NextTryAt, &w.FailingSince,
+		&w.LastError, &w.DeliveredAt, &w.ResourceVersion, &w.CreatedAt, &w.UpdatedAt)
 	return w, err
 }
 
@@ -211,12 +214,55 @@ func Disable(ctx context.Context, tx db.Tx, id string, reason Reason, now time.T
 		WHERE id = $1 RETURNING `+columns, id, reason, now)
 }
 
-// Rotate gives a webhook another secret; the one before signs as well until then.
-func Rotate(ctx context.Context, tx db.Tx, id string, sealed []byte, until, now time.Time) (Webhook, error) {
+// PreviousSecret signs until its end, beside the present secret.
+type PreviousSecret struct {
+	Sealed []byte    `json:"sealed"`
+	Until  time.Time `json:"until"`
+}
+
+// Signing returns the sealed secrets that sign at a time, the present one first.
+func (w Webhook) Signing(now time.Time) [][]byte {
+	signing := [][]byte{w.SealedSecret}
+	for _, p := range w.Previous {
+		if now.Before(p.Until) {
+			signing = append(signing, p.Sealed)
+		}
+	}
+	return signing
+}
+
+// PreviousUntil returns when the last of the secrets before ends; zero without one.
+func (w Webhook) PreviousUntil() (last time.Time) {
+	for _, p := range w.Previous {
+		if p.Until.After(last) {
+			last = p.Until
+		}
+	}
+	return last
+}
+
+// Rotate gives a webhook another secret. The one before signs as well for the overlap, and those before it until the
+// end that they had. Without an overlap all of them end: a secret may be rotated because others know it.
+func Rotate(ctx context.Context, tx db.Tx, w Webhook, sealed []byte, overlap time.Duration, now time.Time,
+) (Webhook, error) {
+	previous := []PreviousSecret{}
+	if overlap > 0 {
+		previous = append(previous, PreviousSecret{w.SealedSecret, now.Add(overlap)})
+		for _, p := range w.Previous {
+			if now.Before(p.Until) {
+				previous = append(previous, p)
+			}
+		}
+	}
+	if len(previous) > maxPreviousSecrets {
+		return Webhook{}, fault.New(fault.Unprocessable, fault.CodeInvalid, "The webhook has as many secrets within their "+
+			"overlap as it may: wait, or end all of them.", nil).
+			WithField("/overlap_seconds", "must be 0 now, which ends all older secrets").Permanent()
+	}
 	return db.SelectOne(ctx, tx, scan, `
-		UPDATE webhooks SET sealed_previous_secret = sealed_secret, previous_secret_until = $3, sealed_secret = $2,
-			updated_at = $4, resource_version = resource_version + 1
-		WHERE id = $1 RETURNING `+columns, id, sealed, until, now)
+		UPDATE webhooks SET previous_secrets = $3, sealed_secret = $2, updated_at = $4,
+			resource_version = resource_version + 1
+		WHERE id = $1 RETURNING `+columns, w.ID, sealed, previous, now)
 }
 
 // Advance records that a webhook is done with the events up to a position, of which none was taken.

@@ -67,6 +67,52 @@ func TestAnEnabledWebhookBeginsAnew(t *testing.T) {
 	require.Nil(t, w.FailingSince, "its next failure would disable it at once")
 }
 
+// Each overlap was promised to receivers. A secret that others know ends by a rotation without one.
+func TestRotationsKeepTheOverlapsOfThoseBefore(t *testing.T) {
+	d, now := dbtest.New(t), time.Unix(1_800_000_000, 0).UTC()
+	var w webhook.Webhook
+	change := func(f func(tx db.Tx) (webhook.Webhook, error)) error {
+		return db.WriteTx(t.Context(), d, func(tx db.Tx) error {
+			after, err := f(tx)
+			if err == nil {
+				w = after
+			}
+			return err
+		})
+	}
+	rotate := func(secret string, overlap, at time.Duration) error {
+		return change(func(tx db.Tx) (webhook.Webhook, error) {
+			return webhook.Rotate(t.Context(), tx, w, []byte(secret), overlap, now.Add(at))
+		})
+	}
+	signing := func(at time.Duration) (out []string) {
+		for _, s := range w.Signing(now.Add(at)) {
+			out = append(out, string(s))
+		}
+		return out
+	}
+	require.NoError(t, change(func(tx db.Tx) (webhook.Webhook, error) {
+		return webhook.Create(t.Context(), tx, webhook.Webhook{
+			ID: db.NewID(), OrgID: db.NewID(), Owner: principal.Actor{Type: principal.User, ID: db.NewID()},
+			URL: "https://example.org/", SealedSecret: []byte("a"), CreatedAt: now,
+		})
+	}))
+	require.Zero(t, w.PreviousUntil())
+	require.NoError(t, rotate("b", 5*time.Hour, 0))
+	require.NoError(t, rotate("c", 2*time.Hour, time.Hour))
+	require.Equal(t, []string{"c", "b", "a"}, signing(time.Hour))
+	require.Equal(t, []string{"c", "a"}, signing(3*time.Hour))
+	require.Equal(t, []string{"c"}, signing(5*time.Hour))
+	require.Equal(t, now.Add(5*time.Hour), w.PreviousUntil())
+	require.NoError(t, rotate("d", time.Hour, time.Hour))
+	require.NoError(t, rotate("e", time.Hour, time.Hour))
+	err := rotate("f", time.Hour, time.Hour)
+	require.Equal(t, "/overlap_seconds", fault.As(err).Fields[0].Pointer)
+	require.NoError(t, rotate("f", time.Hour, 3*time.Hour), "what has ended makes room")
+	require.NoError(t, rotate("g", 0, 3*time.Hour))
+	require.Equal(t, []string{"g"}, signing(3*time.Hour))
+}
+
 func TestLaw10AnotherOrgsWebhookAnswersLikeAnAbsentOne(t *testing.T) {
 	d := dbtest.New(t)
 	made := webhook.Webhook{

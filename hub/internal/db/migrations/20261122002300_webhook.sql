@@ -14,9 +14,8 @@ CREATE TABLE IF NOT EXISTS webhooks (
   status TEXT NOT NULL CHECK (status IN ('active', 'disabled')),
   disabled_reason TEXT NOT NULL DEFAULT '',
   sealed_secret BYTEA NOT NULL,
-  -- The secret before signs as well until then.
-  sealed_previous_secret BYTEA,
-  previous_secret_until TIMESTAMPTZ,
+  -- The secrets before, each sealed and with the end of its overlap; until then they sign as well.
+  previous_secrets JSONB NOT NULL DEFAULT '[]',
   -- The last event that the webhook is done with; what follows is about the one after it.
   pos INT8 NOT NULL,
   tries INT4 NOT NULL DEFAULT 0,
