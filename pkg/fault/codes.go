@@ -26,6 +26,8 @@ const (
 	CodeNotFound Code = "not_found"
 	// CodeQuotaExceeded: the request would exceed a quota of the org.
 	CodeQuotaExceeded Code = "quota_exceeded"
+	// CodeRateLimited: a budget of requests is used up.
+	CodeRateLimited Code = "rate_limited"
 	// CodeReferenceUnknown: the request names a resource that does not exist.
 	CodeReferenceUnknown Code = "reference_unknown"
 	// CodeRepositoryMalformed: the name of an image repository is not valid.

@@ -55,6 +55,9 @@ func (s *Service) renewNode(ctx context.Context, tx db.Tx, m Meta, in RenewNodeI
 		in.Signature); err != nil {
 		return err
 	}
+	if err := node.CheckRenewalPace(s.CertificateTTL, m.Now); err != nil {
+		return err
+	}
 	before := string(node.Status(m.Now))
 	node, err = fleet.CertificateIssued(ctx, tx, in.NodeID, m.Now.Add(s.CertificateTTL), m.Now)
 	if err != nil {

@@ -272,7 +272,7 @@ func exhausted(charges []charge, n int, now time.Time) error {
 	for _, c := range charges {
 		if wait := c.wait(c.key, n, now); wait > 0 {
 			perSecond := strconv.FormatFloat(float64(c.perSecond), 'f', -1, 64)
-			return fault.New(fault.RateLimited, codeRateLimited,
+			return fault.New(fault.RateLimited, fault.CodeRateLimited,
 				fmt.Sprintf("Too many %s: the budget %q is used up. Wait as long as Retry-After says.", c.unit, c.name), nil).
 				WithField("budget/"+c.name, "allows "+perSecond+" "+c.unit+" a second").RetryAfter(wait)
 		}

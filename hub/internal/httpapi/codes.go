@@ -32,8 +32,6 @@ const (
 	codePeriodEmpty fault.Code = "period_empty"
 	// codePortUnknown: the member publishes no such port at present.
 	codePortUnknown fault.Code = "port_unknown"
-	// codeRateLimited: a budget of requests is used up.
-	codeRateLimited fault.Code = "rate_limited"
 	// codeRouteNotFound: the API has no such path.
 	codeRouteNotFound fault.Code = "route_not_found"
 	// codeSignatureEncoding: the signature is not standard base64.

@@ -68,6 +68,7 @@ func TestARenewalSucceedsFromAnAddressWhoseBudgetIsUsedUp(t *testing.T) {
 	y := newYard(t)
 	id, key := y.enrolled(t)
 	banned, bannedKey := y.enrolled(t)
+	shown, shownKey := y.enrolled(t)
 	_, stranger, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
 	keys := &fleet.PublicKeys{DB: y.d}
@@ -111,9 +112,9 @@ func TestARenewalSucceedsFromAnAddressWhoseBudgetIsUsedUp(t *testing.T) {
 		require.Contains(t, []int{http.StatusTooManyRequests, http.StatusRequestEntityTooLarge}, renew(body).status)
 	}
 
-	r := httptest.NewRequest(http.MethodPost, "/api/v1/nodes/renew", strings.NewReader(renewal(t, id, key)))
+	r := httptest.NewRequest(http.MethodPost, "/api/v1/nodes/renew", strings.NewReader(renewal(t, shown, shownKey)))
 	r.Header.Set("Content-Type", "application/json")
-	leaf := &x509.Certificate{URIs: []*url.URL{protocol.NodeSPIFFE("gpuaas.test", id)}}
+	leaf := &x509.Certificate{URIs: []*url.URL{protocol.NodeSPIFFE("gpuaas.test", shown)}}
 	r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf}, VerifiedChains: [][]*x509.Certificate{
 		{leaf},
 	}}

@@ -138,13 +138,32 @@ func TestRenewedCertificateConnectsAfterExpiry(t *testing.T) {
 	}
 
 	issuedAt := "1970-01-01T00:00:00Z"
-	renewed, err := (&command.Service{DB: h.DB, Keys: h.Keys, CertificateTTL: time.Hour}).RenewNode(t.Context(),
-		h.Admin(""),
-		command.RenewNodeInput{
+	hub := &command.Service{DB: h.DB, Keys: h.Keys, CertificateTTL: time.Hour}
+	renew := func(at time.Time) (command.NodeCredentials, error) {
+		m := h.Admin("")
+		m.Now = at
+		return hub.RenewNode(t.Context(), m, command.RenewNodeInput{
 			NodeID: n.ID, CSRPEM: request, IssuedAt: issuedAt, Signature: ed25519.Sign(n.Key, fleet.RenewalMessage(n.ID, request,
 				issuedAt)),
 		})
+	}
+	// A stolen key could have the hub write events and audit rows at the rate of requests.
+	at := h.Admin("").Now
+	hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (fleet.Node, error) {
+		return fleet.CertificateIssued(ctx, tx, n.ID, at.Add(-time.Hour), at)
+	})
+	renewed, err := renew(at)
 	require.NoError(t, err)
+	_, err = renew(at.Add(59 * time.Second))
+	require.True(t, fault.Is(err, fault.RateLimited), "%v", err)
+	require.Equal(t, time.Second, fault.As(err).RetryDelay)
+	_, err = renew(at.Add(time.Minute))
+	require.NoError(t, err)
+	_, err = renew(at)
+	require.NoError(t, err, "the hub's clock was ahead")
+	hub.CertificateTTL = 2 * time.Hour
+	_, err = renew(at)
+	require.NoError(t, err, "another lifetime")
 	n.UseCertificate(renewed.Certificate.CertificatePEM)
 	n.Connect(hubtest.Hello("i1")).ExpectState(0)
 }
