@@ -135,6 +135,29 @@ volumes:
 	require.EqualValues(t, 2049, s.Volumes[0].SizeMiB.Default)
 }
 
+// A size that is too large must not become none, which would leave the service with a default.
+func TestASizeThatNoManifestHasIsRefused(t *testing.T) {
+	for _, size := range []string{
+		"9223372036854775807b", "9223372036854775807", "9223372036854775000", "8589934592g", "-1",
+	} {
+		for key, text := range map[string]string{
+			"mem_limit":       "mem_limit: SIZE",
+			"mem_reservation": "mem_reservation: SIZE",
+			"shm_size":        "shm_size: SIZE",
+			"tmpfs":           `tmpfs: ["/tmp:size=SIZE"]`,
+			"cpus":            "cpus: 1e30",
+			"no number":       "cpus: .nan",
+		} {
+			out, err := compose.Convert(t.Context(), []byte(`services:
+  app:
+    image: org/acme/corpus/app@sha256:`+strings.Repeat("a", 64)+`
+    `+strings.ReplaceAll(text, "SIZE", size)+`
+`), compose.Options{Slug: "corpus", Version: "1.0.0"})
+			require.Error(t, err, "%s of %s: %s", key, size, out)
+		}
+	}
+}
+
 // A manifest counts seconds in 32 bits.
 func TestAGraceThatNoManifestHasIsRefused(t *testing.T) {
 	out, err := compose.Convert(t.Context(), []byte(`services:

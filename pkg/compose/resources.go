@@ -14,14 +14,24 @@ import (
 
 func mapKeys[K comparable, V any](m map[K]V) iter.Seq[K] { return maps.Keys(m) }
 
-// mebibytes rounds up: an app never gets less than its file says.
-func mebibytes(n types.UnitBytes) uint64 { return uint64(max(0, (int64(n)+1<<20-1)>>20)) }
+// mebibytes rounds up: an app never gets less than its file says. compose-go turns what is beyond an int64 negative; it
+// is as much as a manifest refuses, and so is what the file says to be negative.
+func mebibytes(n types.UnitBytes) uint64 {
+	if n < 0 {
+		n = math.MaxInt64
+	}
+	return (uint64(n) + 1<<20 - 1) >> 20
+}
 
 // cpuMillis rounds up, too. Compose keeps cores in 32 bits: what the file says is the shortest number with that value.
 func cpuMillis(cores types.NanoCPUs) uint64 {
 	const tolerance = 1e-6 // of the multiplication
 	written, _ := strconv.ParseFloat(strconv.FormatFloat(float64(cores), 'g', -1, 32), 64)
-	return uint64(math.Ceil(written*1000 - tolerance))
+	millis := math.Ceil(written*1000 - tolerance)
+	if math.IsNaN(millis) || millis > math.MaxUint32 {
+		return math.MaxUint32 // as many as a manifest refuses
+	}
+	return uint64(max(millis, 0))
 }
 
 // resources takes the limits of a service as its default and most, and the reservations as the least that a tenant may
