@@ -50,6 +50,23 @@ func TestALostMemberOfAnExternalWorkerHarmsNothingWhileOthersLive(t *testing.T) 
 	require.Equal(t, []Step{{Running, Failed, protocol.WorkloadStatus_NODE_LOST}}, steps)
 }
 
+// Without its only controller a cluster is not healthy, whatever its workers are.
+func TestTheLossOfTheLastMemberOfAComponentDegrades(t *testing.T) {
+	running := Lifecycle{Running, HealthHealthy, 0}
+	of := func(role string, m MemberState) MemberState {
+		m.Role = role
+		return m
+	}
+	lost, worker := of("controller", nodeLost), of("worker", ready)
+	next, steps := AdvanceExternal(running, []MemberState{lost, worker, of("controller", gone)})
+	require.Equal(t, Lifecycle{Running, HealthDegraded, protocol.WorkloadStatus_NODE_LOST}, next)
+	require.Empty(t, steps)
+	next, _ = AdvanceExternal(next, []MemberState{lost, worker, of("controller", MemberState{})})
+	require.Equal(t, running, next, "another one comes")
+	next, _ = AdvanceExternal(running, []MemberState{of("worker", nodeLost), worker, of("controller", ready)})
+	require.Equal(t, running, next)
+}
+
 func requireAdvance(t *testing.T, cases []advanceCase) {
 	t.Helper()
 	for _, c := range cases {

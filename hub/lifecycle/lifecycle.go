@@ -58,6 +58,8 @@ type Step struct {
 
 // MemberState is what Advance needs of a member.
 type MemberState struct {
+	// Role is the component that the member is of; empty where a node runs it.
+	Role string
 	// Status is unspecified until the node reports the desired revision.
 	Status protocol.WorkloadStatus_Status
 	Reason protocol.WorkloadStatus_Reason

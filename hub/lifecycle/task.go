@@ -174,8 +174,13 @@ func TaskFailure(l Lifecycle, kind string, reason protocol.WorkloadStatus_Reason
 }
 
 // AdvanceExternal is Advance for an instance that an external worker operates: its tasks move the status, and the
-// members that it reports decide about health. Members that come, go or are gone do not count, unless all are lost.
+// members that it reports decide about health. Members that come, go or are gone do not count. A lost one does where
+// all are lost, or where its component has no member any more.
 func AdvanceExternal(l Lifecycle, members []MemberState) (Lifecycle, []Step) {
+	present := map[string]bool{}
+	for _, m := range members {
+		present[m.Role] = present[m.Role] || !m.Gone
+	}
 	members = slices.DeleteFunc(slices.Clone(members), func(m MemberState) bool {
 		switch m.Status {
 		case protocol.WorkloadStatus_READY, protocol.WorkloadStatus_DEGRADED, protocol.WorkloadStatus_FAILED:
@@ -190,7 +195,7 @@ func AdvanceExternal(l Lifecycle, members []MemberState) (Lifecycle, []Step) {
 		next := Lifecycle{Status: Failed, Health: HealthUnhealthy, Reason: protocol.WorkloadStatus_NODE_LOST}
 		return next, []Step{{From: l.Status, To: Failed, Reason: next.Reason}}
 	case l.Status == Running:
-		n = count(slices.DeleteFunc(members, func(m MemberState) bool { return m.Lost }))
+		n = count(slices.DeleteFunc(members, func(m MemberState) bool { return m.Lost && present[m.Role] }))
 		return Lifecycle{Status: Running, Health: n.health(), Reason: n.reason}, nil
 	}
 	return l, nil

@@ -145,7 +145,9 @@ func (i Instance) memberStates() []lifecycle.MemberState {
 	states := make([]lifecycle.MemberState, 0, len(i.Members))
 	for _, m := range i.Members {
 		if m.External {
-			states = append(states, lifecycle.MemberState{Status: m.Status, Reason: m.Reason, Gone: m.Gone, Lost: m.Lost()})
+			states = append(states, lifecycle.MemberState{
+				Role: m.Role, Status: m.Status, Reason: m.Reason, Gone: m.Gone, Lost: m.Lost(),
+			})
 		} else {
 			states = append(states, m.State(i.Revision))
 		}
