@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // CreateVolume binds a volume of the project to a node and answers with it in status pending. The node makes it once it
@@ -124,7 +125,7 @@ func (s *Service) DeleteVolume(ctx context.Context, m Meta, projectID, id string
 }
 
 // RestoreVolume gives a volume the content of one of its snapshots, and answers with it in status restoring. Instances
-// that use it must be stopped.
+// that use it must be stopped, or failed with their containers ended.
 func (s *Service) RestoreVolume(ctx context.Context, m Meta, projectID, id,
 	snapshotID string,
 ) (capacity.Volume, error) {
@@ -143,7 +144,7 @@ func (s *Service) RestoreVolume(ctx context.Context, m Meta, projectID, id,
 			if err != nil {
 				return capacity.Volume{}, err
 			}
-			if i.Lifecycle.Status != lifecycle.Stopped {
+			if !standsStill(i, memberID) {
 				return capacity.Volume{}, capacity.ErrVolumeInUse()
 			}
 		}
@@ -154,6 +155,17 @@ func (s *Service) RestoreVolume(ctx context.Context, m Meta, projectID, id,
 		return after, change.CompleteVolume(ctx, tx, m.by(), iam.VolumeRestore,
 			capacity.VolumeChange{Volume: after, Before: before.Status})
 	})
+}
+
+// standsStill reports whether no container of the member runs, and none starts before the instance is started. A failed
+// instance cannot be stopped: its node ends the containers by itself, and says so.
+func standsStill(i instance.Instance, memberID string) bool {
+	if i.Lifecycle.Status == lifecycle.Failed {
+		return slices.ContainsFunc(i.Members, func(m instance.Member) bool {
+			return m.ID == memberID && m.Status == protocol.WorkloadStatus_STOPPED
+		})
+	}
+	return i.Lifecycle.Status == lifecycle.Stopped
 }
 
 // CreateVolumeSnapshot asks a volume's node for a copy and answers with it in status pending.

@@ -3,11 +3,13 @@ package command_test
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -63,4 +65,33 @@ func TestLaw10SnapshotsThatANodeInventsAreBounded(t *testing.T) {
 	}
 	require.Equal(t, protocol.MaxSnapshots, w.Count(`SELECT count(*) FROM volume_snapshots`))
 	require.Equal(t, (protocol.MaxSnapshots+1)*64<<20, w.Count(`SELECT volume_bytes FROM subjects WHERE id = $1`, v.ID))
+}
+
+// A failed instance cannot be stopped, and what has broken its volume is what a restore mends.
+func TestAVolumeOfAFailedInstanceIsRestoredOnceItsContainersHaveEnded(t *testing.T) {
+	w := newVolumeWorld(t)
+	v := w.volume("data")
+	snapshot, err := w.Commands().CreateVolumeSnapshot(t.Context(), w.Meta("snapshot"), w.Project.ID, v.ID, "first")
+	require.NoError(t, err)
+	w.reportVolume(&protocol.VolumeStatus{
+		Id: v.ID, Status: protocol.VolumeStatus_READY,
+		Snapshots: []*protocol.SnapshotStatus{{Id: snapshot.ID, Status: protocol.VolumeStatus_READY}},
+	})
+	i, err := w.launch("2.0.0", v.ID)
+	require.NoError(t, err)
+	restore := func() error {
+		return second(w.Commands().RestoreVolume(t.Context(), w.Meta("restore"), w.Project.ID, v.ID, snapshot.ID))
+	}
+	crashes := w.Says(i, protocol.WorkloadStatus_FAILED)
+	crashes.Reason = protocol.WorkloadStatus_CRASH_LOOP
+	w.Report(1, crashes)
+	w.Now = w.Now.Add(time.Minute)
+	w.Report(2, crashes)
+	require.Equal(t, lifecycle.Failed, w.Get(i.ID).Lifecycle.Status)
+	requireCode(t, "volume_in_use", restore())
+	_, err = w.Commands().StopInstance(t.Context(), w.Meta("stop"), w.Project.ID, i.ID)
+	requireCode(t, "instance_failed", err)
+	crashes.Status = protocol.WorkloadStatus_STOPPED
+	w.Report(3, crashes)
+	require.NoError(t, restore())
 }
