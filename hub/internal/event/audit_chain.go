@@ -185,6 +185,16 @@ func Bounded(ctx context.Context, tx db.Tx, r AuditRange) (AuditRange, error) {
 	return r, nil
 }
 
+// FirstAudit returns the number of the first record after After that is kept; 0 where there is none.
+func FirstAudit(ctx context.Context, tx db.Tx, r AuditRange) (int64, error) {
+	n, err := db.Value[*int64](ctx, tx, `SELECT min(number) FROM audit_rows WHERE chain = $1 AND number > $2`,
+		chainOf(r.OrgID), r.After)
+	if err != nil || n == nil {
+		return 0, err
+	}
+	return *n, nil
+}
+
 // numberAt is the number that a query finds; 0 where there is none.
 func numberAt(ctx context.Context, tx db.Tx, sql, orgID string, at time.Time) (int64, error) {
 	n, err := db.Value[*int64](ctx, tx, sql, chainOf(orgID), at)

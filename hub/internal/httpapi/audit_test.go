@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/event/eventtest"
 	"github.com/gpuaas/gpuaas/pkg/auditchain"
@@ -192,6 +193,33 @@ func TestTheAuditTrailIsAChainForThoseWhoMay(t *testing.T) {
 		require.NoError(t, again.Add([]byte(strings.TrimSuffix(line, "\n"))))
 	}
 	require.NoError(t, again.End())
+}
+
+// Of rows beyond the retention the caller learns before the answer begins.
+func TestAnExportOfRowsThatAreGoneIsRefused(t *testing.T) {
+	h := newHouse(t)
+	orgID, _, boss := h.tenant(t, "acme")
+	_, err := eventtest.Pass(t.Context(), &event.Sequencer{DB: h.d, Holder: "hub", Now: h.clock})
+	require.NoError(t, err)
+	all, _ := h.export(t, boss, "")
+	require.Greater(t, len(all), 3)
+	forget := func(upTo int) {
+		require.NoError(t, db.WriteTx(t.Context(), h.d, func(tx db.Tx) error {
+			_, err := tx.Exec(t.Context(), `DELETE FROM audit_rows WHERE chain = $1 AND number <= $2`, orgID, upTo)
+			return err
+		}))
+	}
+	forget(3)
+	refused := h.ask(t, boss, "GET", "/audit/export?to_number=3", "", "")
+	require.Equal(t, 422, refused.status)
+	require.Contains(t, refused.raw, "query/to_number")
+	require.Contains(t, refused.raw, "number 4")
+	kept, _ := h.export(t, boss, "?from_number=2&to_number=4")
+	require.Equal(t, all[3:4], kept)
+	forget(len(all))
+	require.Equal(t, 422, h.ask(t, boss, "GET", "/audit/export?from_number=2&to_number=3", "", "").status)
+	kept, _ = h.export(t, boss, "")
+	require.Empty(t, kept)
 }
 
 // An export that cannot go on breaks the connection, so that no client takes it for whole.

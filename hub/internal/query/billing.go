@@ -85,7 +85,10 @@ func (s *Service) ExportAudit(ctx context.Context, p iam.Principal,
 		if r.To == 0 || r.To > last.Number {
 			bounded.To = last.Number
 		}
-		return event.Bounded(ctx, tx, bounded)
+		if bounded, err = event.Bounded(ctx, tx, bounded); err != nil || bounded.After >= bounded.To {
+			return bounded, err
+		}
+		return keptAudit(ctx, tx, bounded, r.To != 0)
 	})
 	if err != nil {
 		return nil, err
@@ -109,6 +112,25 @@ func (s *Service) ExportAudit(ctx context.Context, p iam.Principal,
 			}
 		}
 	}, nil
+}
+
+// keptAudit refuses a range of numbers that ends before the first record that is kept. Without such an end, and without
+// a record, the range is empty.
+func keptAudit(ctx context.Context, tx db.Tx, r event.AuditRange, hasEnd bool) (event.AuditRange, error) {
+	first, err := event.FirstAudit(ctx, tx, r)
+	if err != nil || first != 0 && first <= r.To {
+		return r, err
+	}
+	if !hasEnd {
+		r.To = r.After
+		return r, nil
+	}
+	kept := "none is"
+	if first != 0 {
+		kept = fmt.Sprintf("the first one that is has number %d", first)
+	}
+	return r, fault.New(fault.Unprocessable, fault.CodeInvalid, "These rows of the audit trail are no longer kept; "+kept+
+		".", nil).WithField("query/to_number", "ends before what is kept").Permanent()
 }
 
 // EstimateInput names what is to be priced. Without an allocation its SKU is unknown, and a slice is priced as its GPU.
