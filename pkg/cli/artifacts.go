@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
@@ -79,7 +80,7 @@ The publisher's key signs in cosign's form; the manifest then names the image as
 func (s *session) push(ctx context.Context, project string, want client.PublishIntentCreate, image v1.Image,
 	signer protocol.Signer,
 ) (client.Artifact, error) {
-	intent, err := client.Read[client.PublishIntent](s.hub.CreatePublishIntent(ctx, project, want))
+	intent, err := s.publishIntent(ctx, project, want)
 	if err != nil {
 		return client.Artifact{}, err
 	}
@@ -99,6 +100,17 @@ func (s *session) push(ctx context.Context, project string, want client.PublishI
 		Repository:   pushed.Repository, Digest: pushed.Digest, Tag: intent.Tag, MediaType: pushed.MediaType,
 		Channel: want.Channel,
 	}, s.editors()...))
+}
+
+// publishIntent asks for an intent, once for all repetitions of the command. The credentials of one that was given for
+// an earlier repetition may have ended; then another one is asked for.
+func (s *session) publishIntent(ctx context.Context, project string, want client.PublishIntentCreate,
+) (client.PublishIntent, error) {
+	intent, err := client.Read[client.PublishIntent](s.hub.CreatePublishIntent(ctx, project, want, s.editors()...))
+	if err != nil || time.Now().Before(intent.Credentials.ExpiresAt) {
+		return intent, err
+	}
+	return client.Read[client.PublishIntent](s.hub.CreatePublishIntent(ctx, project, want))
 }
 
 // openImage reads a docker-save file or an OCI layout.

@@ -86,12 +86,20 @@ func (t *transport) prepare(r *http.Request) {
 }
 
 // dropAbsent removes query parameters and headers that were not set: in the generated types absent is the zero value,
-// and no parameter of the contract means anything at zero.
+// and no parameter of the contract means anything at zero. The text "0" is a value.
 func dropAbsent(r *http.Request) {
 	q := r.URL.Query()
 	for name, values := range q {
-		switch values[0] {
-		case "", "0", "false", time.Time{}.Format(time.RFC3339):
+		zero := ""
+		switch name {
+		case "accelerators", "after", "cpu_millis", "from_number", "limit", "memory_mib", "tail_lines", "to_number":
+			zero = "0"
+		case "follow":
+			zero = "false"
+		case "from", "since", "to":
+			zero = time.Time{}.Format(time.RFC3339)
+		}
+		if values[0] == "" || values[0] == zero {
 			q.Del(name)
 		}
 	}
