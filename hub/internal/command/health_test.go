@@ -77,6 +77,11 @@ func TestStepsOfAnAcceleratorsHealthAreEvents(t *testing.T) {
 		AND subject = $1 AND data->>'health' = 'ok' AND data->>'member_id' = $2
 		AND traceparent LIKE '00-0af7651916cd43dd8448eb211c80319c-%'`, i.ID, i.Members[0].ID))
 
+	require.Zero(t, w.Count(`SELECT count(*) - count(DISTINCT resource_version) FROM events WHERE subject = $1`, i.ID),
+		"each event of a resource has a number of its own")
+	require.GreaterOrEqual(t, w.Get(i.ID).ResourceVersion, int64(w.Count(`SELECT max(resource_version) FROM events
+		WHERE subject = $1`, i.ID)))
+
 	w.reportHealth("quarantined", "Xid 79", faulty, 16*time.Minute)
 	after := w.Get(i.ID).Lifecycle
 	require.Equal(t, lifecycle.Running, after.Status, "a running instance is the tenant's to end")

@@ -280,6 +280,13 @@ func Versions(ctx context.Context, tx db.Tx, ids []string) (map[string]Version, 
 	return all, err
 }
 
+// NextVersion gives an instance the version of an event that changes nothing else of it.
+func NextVersion(ctx context.Context, tx db.Tx, id string, now time.Time) (int64, error) {
+	tx.Changed(id)
+	return db.Value[int64](ctx, tx, `UPDATE app_instances SET resource_version = resource_version + 1, updated_at = $2
+		WHERE id = $1 RETURNING resource_version`, id, now)
+}
+
 // selectOne also gives the log lines of the caller's work the instance's fields.
 func selectOne(ctx context.Context, tx db.Tx, where, scopeID, id string) (Instance, error) {
 	if !db.IsID(scopeID) || !db.IsID(id) {

@@ -62,11 +62,15 @@ func recordInstanceHealth(ctx context.Context, tx db.Tx, c capacity.HealthChange
 				continue
 			}
 			data["member_id"] = m.ID
-			err := change.Append(ctx, tx, origin{nodeID: c.NodeID}.following(i.Operation, now), change.Entry{
+			version, err := instance.NextVersion(ctx, tx, i.ID, now)
+			if err != nil {
+				return err
+			}
+			err = change.Append(ctx, tx, origin{nodeID: c.NodeID}.following(i.Operation, now), change.Entry{
 				Event:        "apps.instance.accelerator_health",
 				ResourceType: change.Instance,
 				ResourceID:   i.ID,
-				Version:      i.ResourceVersion,
+				Version:      version,
 				OrgID:        i.OrgID,
 				ProjectID:    i.ProjectID,
 				Data:         data,
