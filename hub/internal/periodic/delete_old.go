@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/secret"
 	"github.com/gpuaas/gpuaas/hub/internal/webhook"
 )
 
@@ -65,7 +66,7 @@ func DefaultRetention() Retention {
 	}
 }
 
-// DeleteOld deletes the rows that are past their retention.
+// DeleteOld deletes the rows that are past their retention, and private keys that nobody took in time.
 type DeleteOld struct {
 	Passes
 	Retention Retention
@@ -96,6 +97,7 @@ func (c *DeleteOld) Do(ctx context.Context, now time.Time) error {
 		deleteOld(ctx, c, "user tokens", iam.DeleteOldTokens, before(r.Credentials), rows),
 		deleteOld(ctx, c, "sessions", iam.DeleteOldSessions, before(r.Credentials), rows),
 		deleteOld(ctx, c, "invitations", iam.DeleteOldInvitations, before(r.Credentials), rows),
+		deleteOld(ctx, c, "wrapped keys", secret.PurgeExpired, now, rows),
 		deleteOld(ctx, c, "publish intents", artifact.DeleteOldIntents, before(r.Credentials), rows),
 		deleteOld(ctx, c, "usage segments", ledger.DeleteOldArchive, before(r.Segments), rows),
 	)

@@ -143,6 +143,24 @@ func TestAChainOfTheAuditTrailLosesOnlyItsFirstRows(t *testing.T) {
 	w.Exec(`DELETE FROM audit_rows`)
 }
 
+// The hub keeps a private key for as long as its requester may take it, whatever the retentions are.
+func TestAPrivateKeyThatNobodyTookIsDestroyed(t *testing.T) {
+	w := newWorld(t)
+	credential := db.NewID()
+	w.Exec(`INSERT INTO access_credentials (id, org_id, project_id, name, public_key, version, status, resource_version,
+		created_at, updated_at) VALUES ($1, $1, $1, 'key', '', 1, 'active', 1, $2, $2)`, credential, w.Now)
+	for n, ends := range []time.Duration{-time.Hour, -time.Minute, 0, time.Minute, -2 * time.Minute} {
+		expires := w.Now.Add(ends)
+		w.Exec(`INSERT INTO wrapping_tokens (id, hash, credential_id, requester_type, requester_id, sealed, expires_at)
+			VALUES ($1, $2, $3, 'user', '', 'sealed', $4)`, idAt(expires.Add(-10*time.Minute)), []byte{byte(n)}, credential,
+			expires)
+	}
+	w.deleteOld(retention(func(*periodic.Retention) {}))
+	require.Equal(t, 5, w.Count(`SELECT count(*) FROM wrapping_tokens`), "a later use is a misuse")
+	require.Equal(t, 1, w.Count(`SELECT count(*) FROM wrapping_tokens WHERE sealed <> ''`))
+	require.Equal(t, 1, w.Count(`SELECT count(*) FROM wrapping_tokens WHERE sealed <> '' AND expires_at > $1`, w.Now))
+}
+
 // A token that is old and still good stays; one that was revoked long ago goes, whenever it would have expired.
 func TestUserTokensGoOnceTheyHaveEnded(t *testing.T) {
 	w := newWorld(t)

@@ -69,6 +69,15 @@ func ErrTokenInvalid() error {
 	return fault.New(fault.NotFound, codeTokenInvalid, "There is no such wrapping token.", nil).Permanent()
 }
 
+// PurgeExpired destroys what a batch of wrapping tokens wraps that expired unused. The tokens stay, so that a use is
+// recorded as a misuse.
+func PurgeExpired(ctx context.Context, tx db.Tx, o db.Old[string]) (last string, n int, err error) {
+	return db.DeleteOld(ctx, tx, o,
+		`SELECT id FROM wrapping_tokens
+		WHERE id >= $1 AND id < $2 AND expires_at <= $3 AND sealed <> '' ORDER BY id LIMIT $4`,
+		`UPDATE wrapping_tokens SET sealed = '' WHERE id = ANY($1::UUID[])`)
+}
+
 // EndToken uses a wrapping token up.
 func EndToken(ctx context.Context, tx db.Tx, id string, now time.Time) error {
 	return tx.Queue(ctx, `UPDATE wrapping_tokens SET used_at = $2, sealed = '' WHERE id = $1`, id, now)

@@ -73,7 +73,7 @@ CREATE TABLE IF NOT EXISTS wrapping_tokens (
   -- Who asked for it: nobody else may use it.
   requester_type TEXT NOT NULL,
   requester_id TEXT NOT NULL,
-  -- What it wraps, sealed with the hub's key; empty once it is used.
+  -- What it wraps, sealed with the hub's key; empty once it is used, or has expired.
   sealed BYTEA NOT NULL,
   expires_at TIMESTAMPTZ NOT NULL,
   used_at TIMESTAMPTZ
