@@ -28,7 +28,7 @@ type InvitationWithToken struct {
 	Token      string
 }
 
-// CreateInvitation invites an e-mail address into an org.
+// CreateInvitation invites an e-mail address into an org, in place of its open invitations.
 func (s *Service) CreateInvitation(ctx context.Context, m Meta, in CreateInvitationInput) (InvitationWithToken, error) {
 	if in.Lifetime == 0 {
 		in.Lifetime = iam.DefaultInvitationLifetime
@@ -45,9 +45,14 @@ func (s *Service) CreateInvitation(ctx context.Context, m Meta, in CreateInvitat
 	token := iam.NewInvitationToken()
 	check := access.Org(m.Principal, iam.UserManage, in.OrgID)
 	return onceSealed(ctx, s, m, s.Sealer, check, func(tx db.Tx, _ iam.Org) (InvitationWithToken, error) {
-		made, err := iam.CreateInvitation(ctx, tx, m.Principal, wanted, token)
+		made, ended, err := iam.CreateInvitation(ctx, tx, m.Principal, wanted, token)
 		if err != nil {
 			return InvitationWithToken{}, err
+		}
+		for _, i := range ended {
+			if err := m.recordInvitation(ctx, tx, "iam.invitation.revoked", i, 2); err != nil {
+				return InvitationWithToken{}, err
+			}
 		}
 		return InvitationWithToken{Invitation: made, Token: token},
 			m.recordInvitation(ctx, tx, "iam.invitation.created", made, 1)

@@ -2,9 +2,12 @@ package command_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -60,4 +63,30 @@ func TestAProjectOfNoNamedOrgBelongsToTheCallers(t *testing.T) {
 		OrgID: other.OrgID, Slug: "fresh", DisplayName: "F",
 	})
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
+}
+
+// Who follows events would else take the invitation of before for one that still counts.
+func TestAnInvitationThatANewOneEndsIsAnEvent(t *testing.T) {
+	p := newPerson(newWorld(t))
+	p.User.ID = p.user.ID
+	s := p.Commands()
+	s.Sealer = hubtest.PlainSealer{}
+	invite := func(key string) string {
+		made, err := s.CreateInvitation(t.Context(), p.Meta(key), command.CreateInvitationInput{
+			OrgID: p.Project.OrgID, Email: "bob@acme.example", Lifetime: time.Hour,
+		})
+		require.NoError(t, err)
+		return made.Invitation.ID
+	}
+	revoked := func(id string) int {
+		return p.Count(`SELECT count(*) FROM events WHERE type = 'iam.invitation.revoked' AND subject = $1
+			AND resource_version = 2`, id)
+	}
+	first := invite("first")
+	second := invite("second")
+	require.Equal(t, 1, revoked(first))
+	require.Zero(t, revoked(second))
+	p.Now = p.Now.Add(2 * time.Hour)
+	invite("third")
+	require.Zero(t, revoked(second), "its time was over")
 }

@@ -45,23 +45,23 @@ const invitationColumns = `i.id, i.org_id, i.email, i.roles, i.invited_by, i.cre
 func NewInvitationToken() string { return invitationPrefix + randomText() }
 
 // CreateInvitation invites an address into an org that exists, as a member where no role is named. by gives no
-// permission that it does not hold there. An invitation of the same address that is open ends.
-func CreateInvitation(ctx context.Context, tx db.Tx, by Principal, i Invitation, token string) (Invitation, error) {
-	var err error
+// permission that it does not hold there. Open invitations of the same address end; they are returned, too.
+func CreateInvitation(ctx context.Context, tx db.Tx, by Principal, i Invitation, token string,
+) (made Invitation, ended []Invitation, err error) {
 	if i.Email, err = checkEmail(i.Email); err != nil {
-		return Invitation{}, err
+		return Invitation{}, nil, err
 	}
 	if len(i.Roles) == 0 {
 		i.Roles = []Role{OrgMember}
 	}
 	if i.Roles, err = checkRoles(i.Roles, Role.ForUser, orgRoles); err != nil {
-		return Invitation{}, err
+		return Invitation{}, nil, err
 	}
 	if err := checkGrants(ctx, tx, by, i.OrgID, "", i.Roles, nil); err != nil {
-		return Invitation{}, err
+		return Invitation{}, nil, err
 	}
 	if life := i.ExpiresAt.Sub(i.CreatedAt); life < minInvitationLifetime || life > maxInvitationLifetime {
-		return Invitation{}, invalid().WithHint("/expires_in_seconds", "is out of range", "60 to 2592000")
+		return Invitation{}, nil, invalid().WithHint("/expires_in_seconds", "is out of range", "60 to 2592000")
 	}
 	member, err := db.Value[bool](ctx, tx,
 		`SELECT EXISTS (SELECT 1 FROM users WHERE email = $1 AND org_id = $2)`, i.Email, i.OrgID)
@@ -69,23 +69,29 @@ func CreateInvitation(ctx context.Context, tx db.Tx, by Principal, i Invitation,
 		err = taken("user", "/email")
 	}
 	if err != nil {
-		return Invitation{}, err
+		return Invitation{}, nil, err
+	}
+	ended, err = db.Select(ctx, tx, pgx.RowToStructByPos[Invitation], `SELECT `+invitationColumns+`
+		WHERE i.org_id = $1 AND i.email = $2 AND i.ended_at IS NULL AND i.expires_at > $3 ORDER BY i.id`,
+		i.OrgID, i.Email, i.CreatedAt)
+	if err != nil {
+		return Invitation{}, nil, err
 	}
 	if _, err := tx.Exec(ctx, `
 		UPDATE invitations SET ended_at = $3 WHERE org_id = $1 AND email = $2 AND ended_at IS NULL`,
 		i.OrgID, i.Email, i.CreatedAt); err != nil {
-		return Invitation{}, err
+		return Invitation{}, nil, err
 	}
 	if err := below(ctx, tx, maxOpenInvitations, "open invitations of the org",
 		`SELECT count(*) FROM invitations WHERE org_id = $1 AND ended_at IS NULL AND expires_at > $2`, i.OrgID,
 		i.CreatedAt); err != nil {
-		return Invitation{}, err
+		return Invitation{}, nil, err
 	}
 	_, err = tx.Exec(ctx, `
 		INSERT INTO invitations (id, org_id, email, roles, hash, invited_by, created_at, expires_at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`,
 		i.ID, i.OrgID, i.Email, i.Roles, hashToken(token), i.InvitedBy, i.CreatedAt, i.ExpiresAt)
-	return i, err
+	return i, ended, err
 }
 
 // ListInvitations lists the open invitations of an org.

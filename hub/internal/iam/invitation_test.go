@@ -28,10 +28,11 @@ func (w world) invite(t *testing.T, orgID, email string, roles ...iam.Role) (iam
 		if err != nil {
 			return i, err
 		}
-		return iam.CreateInvitation(t.Context(), tx, by, iam.Invitation{
+		made, _, err := iam.CreateInvitation(t.Context(), tx, by, iam.Invitation{
 			ID: db.NewID(), OrgID: orgID, Email: email, Roles: roles, InvitedBy: admin.ID, CreatedAt: start(),
 			ExpiresAt: start().Add(time.Hour),
 		}, token)
+		return made, err
 	})
 	return made, admin, token
 }
