@@ -205,17 +205,23 @@ class Client(Operations):
         that it was since. An event may come twice.
         """
         while True:
-            place = None
+            # An empty line ends an event: what has none was cut off.
+            place: str | None = None
+            data: str | None = None
             try:
                 for line in self.stream_events(follow=follow, last_event_id=last_event_id, **filters):
                     if line.startswith("data: "):
-                        event = decode(Event, json.loads(line[len("data: ") :]))
-                        yield event
-                        last_event_id, place = str(event.pos), None
+                        data = line[len("data: ") :]
                     elif line.startswith("id: "):
                         place = line[len("id: ") :]
+                    elif not line and data:
+                        event = decode(Event, json.loads(data))
+                        yield event
+                        last_event_id, place, data = str(event.pos), None, None
                     elif not line and place:
                         last_event_id, place = place, None
+                if data or place:
+                    raise UnreachableError("the stream ended within an event")
             except UnreachableError:
                 if not follow:
                     raise
@@ -264,7 +270,7 @@ class Client(Operations):
         try:
             with self._open("GET", path, query, self._headers("GET", headers, None), None) as response:
                 for line in response:
-                    yield line.decode().rstrip("\r\n")
+                    yield line.decode(errors="replace").rstrip("\r\n")
         except (http.client.HTTPException, OSError) as lost:
             raise lost if isinstance(lost, UnreachableError) else UnreachableError(str(lost)) from lost
 

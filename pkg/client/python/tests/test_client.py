@@ -68,6 +68,14 @@ def problem(status: int, **headers: str) -> Answer:
 ORG = {"id": "o-1", "slug": "acme", "display_name": "Acme", "created_at": "2026-01-31T12:00:00Z"}
 
 
+def event(pos: int, subject: str = "u") -> bytes:
+    return b"id: x\ndata: " + json.dumps({
+        "id": "e", "source": "s", "specversion": "1.0", "type": "t", "subject": subject, "pos": pos,
+        "time": "2026-01-31T12:00:00Z", "datacontenttype": "application/json", "resourceversion": 1,
+        "data": {"event_id": "e", "correlation_id": "c"},
+    }, ensure_ascii=False).encode() + b"\n\n"
+
+
 class ClientTest(unittest.TestCase):
     """Each test has a server of its own."""
 
@@ -215,19 +223,28 @@ class ClientTest(unittest.TestCase):
         self.assertEqual("pem", self.server.seen[0][3]["private_key_pem"])
 
     def test_a_followed_stream_that_ends_goes_on_after_the_last_event(self) -> None:
-        def event(pos: int) -> bytes:
-            return b"id: x\ndata: " + json.dumps({
-                "id": "e", "source": "s", "specversion": "1.0", "type": "t", "subject": "u", "pos": pos,
-                "time": "2026-01-31T12:00:00Z", "datacontenttype": "application/json", "resourceversion": 1,
-                "data": {"event_id": "e", "correlation_id": "c"},
-            }).encode() + b"\n\n"
-
         self.server.answers = [(200, {}, event(1) + event(2)), problem(503), (200, {}, event(3)), problem(403)]
         events = self.hub.events(subject="u")
         self.assertEqual([1, 2, 3], [next(events).pos for _ in range(3)])
         self.assertEqual("2", self.server.seen[2][2]["Last-Event-Id"])
         with self.assertRaises(gpuaas.ProblemError):
             next(events)
+
+    def test_a_stream_that_ends_within_an_event_goes_on_before_it(self) -> None:
+        # Without TLS and without a length, the end of a lost connection looks like that of the answer.
+        whole = event(2, subject="\N{EURO SIGN}")
+        cuts = [whole[: whole.index(b"pos")], whole[: whole.index("\N{EURO SIGN}".encode()) + 1], whole[:-1]]
+        for cut in cuts:
+            self.server.seen.clear()
+            self.server.answers = [(200, {}, event(1) + cut), (200, {}, whole)]
+            events = self.hub.events()
+            self.assertEqual([1, 2], [next(events).pos for _ in range(2)])
+            self.assertEqual("1", self.server.seen[1][2]["Last-Event-Id"])
+            self.server.answers = [(200, {}, event(1) + cut)]
+            events = self.hub.events(follow=False)
+            self.assertEqual(1, next(events).pos)
+            with self.assertRaises(gpuaas.UnreachableError):
+                next(events)
 
     def test_a_followed_stream_goes_on_where_the_hub_said_that_it_was(self) -> None:
         self.server.answers = [(200, {}, b"id: 7\n\nid: 8\nevent: t\n"), (200, {}, b":\n\n"), problem(403)]
