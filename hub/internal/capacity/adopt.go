@@ -2,6 +2,7 @@ package capacity
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -134,10 +135,16 @@ func ClaimsOn(ctx context.Context, tx db.Tx, nodeID string) ([]plan.RecordedClai
 }
 
 // AdoptVolumes records the volumes of a node that a restored hub does not know, and of the others that they were
-// enlarged or restored. The names of the former, whose changes have no status before, are lost.
-func AdoptVolumes(ctx context.Context, tx db.Tx, nodeID string, named []*protocol.ProjectVolume,
+// enlarged, restored or, where the state that names them is newer than the rows, deleted. The names of the former,
+// whose changes have no status before, are lost.
+func AdoptVolumes(ctx context.Context, tx db.Tx, nodeID string, named []*protocol.ProjectVolume, newer bool,
 	correlationID string, now time.Time,
 ) (adopted []VolumeChange, err error) {
+	if newer {
+		if adopted, err = adoptDeleted(ctx, tx, nodeID, named, now); err != nil {
+			return nil, err
+		}
+	}
 	for _, p := range named {
 		if p.GetDeleted() || !db.IsID(p.GetId()) {
 			continue
@@ -177,6 +184,31 @@ func AdoptVolumes(ctx context.Context, tx db.Tx, nodeID string, named []*protoco
 		adopted = append(adopted, VolumeChange{Volume: v})
 	}
 	return adopted, nil
+}
+
+// adoptDeleted has the volumes deleted that a newer state does not name any more, or only to be deleted: it would name
+// each other one. The node reports them as deleted.
+func adoptDeleted(ctx context.Context, tx db.Tx, nodeID string, named []*protocol.ProjectVolume, now time.Time,
+) (deleted []VolumeChange, err error) {
+	volumes, _, err := volumesOf(ctx, tx, nodeID)
+	if err != nil {
+		return nil, err
+	}
+	for _, v := range volumes {
+		before := v.Status
+		kept := slices.ContainsFunc(named, func(p *protocol.ProjectVolume) bool {
+			return p.GetId() == v.ID && !p.GetDeleted()
+		})
+		if kept || before == VolumeDeleting {
+			continue
+		}
+		v.Status, v.StatusReason, v.Detail = VolumeDeleting, "", ""
+		if v, err = v.changed(ctx, tx, now); err != nil {
+			return nil, err
+		}
+		deleted = append(deleted, VolumeChange{Volume: v, Before: before})
+	}
+	return deleted, nil
 }
 
 // adopt takes over a larger size, and a later restore: under the number of one that it has done, the node would do no

@@ -489,7 +489,7 @@ func TestLaw16AVolumeThatTheRowsDoNotKnowIsAdopted(t *testing.T) {
 	for _, want := range []int{2, 0} {
 		var adopted []capacity.VolumeChange
 		require.NoError(t, w.try(func(ctx context.Context, tx db.Tx) (err error) {
-			adopted, err = capacity.AdoptVolumes(ctx, tx, w.gpu.ID, named, "corr", w.now())
+			adopted, err = capacity.AdoptVolumes(ctx, tx, w.gpu.ID, named, false, "corr", w.now())
 			return err
 		}))
 		require.Len(t, adopted, want, "again, nothing is new")

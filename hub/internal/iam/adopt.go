@@ -1,6 +1,7 @@
 package iam
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -8,8 +9,8 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// Adopt makes an org and a project that a restored hub does not know but for which workloads run. Their names tell the
-// admin why they exist; their members are lost.
+// Adopt makes an org and a project that a restored hub does not know but for which workloads run, or volumes are kept.
+// Their names tell the admin why they exist; their members are lost. orgSlug is empty where it is lost, too.
 func Adopt(ctx context.Context, tx db.Tx, orgID, orgSlug, projectID string,
 	now time.Time,
 ) (madeOrg, madeProject bool, err error) {
@@ -17,6 +18,7 @@ func Adopt(ctx context.Context, tx db.Tx, orgID, orgSlug, projectID string,
 		if !fault.Is(err, fault.NotFound) {
 			return false, false, err
 		}
+		orgSlug = cmp.Or(orgSlug, recoveredSlug(orgID))
 		org := Org{ID: orgID, Slug: orgSlug, DisplayName: orgSlug, CreatedAt: now}
 		if madeOrg, err = insertOrg(ctx, tx, org); err == nil && !madeOrg {
 			org.Slug = recoveredSlug(orgID) // another org has taken the name since the restore

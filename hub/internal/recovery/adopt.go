@@ -1,6 +1,7 @@
 package recovery
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -64,7 +65,8 @@ func adoptNode(ctx context.Context, tx db.Tx, b upload, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	if err := a.volumes(ctx, tx); err != nil {
+	volumes, err := a.volumes(ctx, tx)
+	if err != nil {
 		return err
 	}
 	oneOrg, err := capacity.OneOrg(ctx, tx, b.NodeID)
@@ -74,6 +76,12 @@ func adoptNode(ctx context.Context, tx db.Tx, b upload, now time.Time) error {
 	todo := plan.Adopt(members, claims, oneOrg, plan.Upload{Newer: b.Newer, Named: b.Named, Workloads: b.Workloads})
 	if err := a.apply(ctx, tx, todo); err != nil {
 		return err
+	}
+	for _, c := range volumes {
+		// After the workloads: they have the slug of the org.
+		if err := a.owner(ctx, tx, c.Volume.OrgID, "", c.Volume.ProjectID); err != nil {
+			return err
+		}
 	}
 	if err := a.sshKeys(ctx, tx); err != nil {
 		return err
@@ -162,29 +170,32 @@ func (a adopter) apply(ctx context.Context, tx db.Tx, todo plan.Adoption) error 
 
 // volumes adds the volumes that the rows do not know, without which the members that use them would be left out, and
 // what was asked of the others after the backup.
-func (a adopter) volumes(ctx context.Context, tx db.Tx) error {
-	adopted, err := capacity.AdoptVolumes(ctx, tx, a.b.NodeID, a.b.Volumes, a.by.CorrelationID, a.by.Now)
+func (a adopter) volumes(ctx context.Context, tx db.Tx) ([]capacity.VolumeChange, error) {
+	adopted, err := capacity.AdoptVolumes(ctx, tx, a.b.NodeID, a.b.Volumes, a.b.Newer, a.by.CorrelationID, a.by.Now)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, c := range adopted {
 		v, detail := c.Volume, "The volume "+madeAfter+". Its name is lost."
 		if c.Before != "" {
 			detail = fmt.Sprintf("%q was enlarged or restored after the backup; it stays so.", v.Name)
 		}
+		if v.Status == capacity.VolumeDeleting {
+			detail = fmt.Sprintf("%q was deleted after the backup; it stays so.", v.Name)
+		}
 		if err := change.RecordVolume(ctx, tx, a.by, actionAdopt, c); err != nil {
-			return err
+			return nil, err
 		}
 		if c.Before == "" && !v.ReadyAt.IsZero() {
 			if err := ledger.OpenSubject(ctx, tx, change.VolumeSubject(v, a.by.Now)); err != nil {
-				return err
+				return nil, err
 			}
 		}
 		if err := a.addFinding(ctx, tx, finding.Volume, resourceVolume, v.ID, "%s", detail); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return adopted, nil
 }
 
 // sshKeys takes the sets of SSH keys over from a newer state: a key that was taken out after the backup stays out.
@@ -225,23 +236,29 @@ func (a adopter) end(ctx context.Context, tx db.Tx, memberID string) error {
 		"stays so.", i.DisplayName)
 }
 
-// made adds a member that the rows do not know, with its org, project, allocation and billing subject.
-func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error {
-	madeOrg, madeProject, err := iam.Adopt(ctx, tx, w.GetOrgId(), w.GetOrgSlug(), w.GetProjectId(), a.by.Now)
+// owner adds an org and a project that the rows do not know.
+func (a adopter) owner(ctx context.Context, tx db.Tx, orgID, orgSlug, projectID string) error {
+	madeOrg, madeProject, err := iam.Adopt(ctx, tx, orgID, orgSlug, projectID, a.by.Now)
 	if err != nil {
 		return err
 	}
 	if madeOrg {
-		if err := a.addFinding(ctx, tx, finding.Org, resourceOrg, w.GetOrgId(), "The org %s %s; its users and its credit "+
-			"are lost.", w.GetOrgSlug(), madeAfter); err != nil {
+		if err := a.addFinding(ctx, tx, finding.Org, resourceOrg, orgID, "The org %s %s; its users and its credit are lost.",
+			cmp.Or(orgSlug, orgID), madeAfter); err != nil {
 			return err
 		}
 	}
-	if madeProject {
-		if err := a.addFinding(ctx, tx, finding.Project, resourceProject, w.GetProjectId(),
-			"The project %s; its name, entitlements and service accounts are lost.", madeAfter); err != nil {
-			return err
-		}
+	if !madeProject {
+		return nil
+	}
+	return a.addFinding(ctx, tx, finding.Project, resourceProject, projectID,
+		"The project %s; its name, entitlements and service accounts are lost.", madeAfter)
+}
+
+// made adds a member that the rows do not know, with its org, project, allocation and billing subject.
+func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error {
+	if err := a.owner(ctx, tx, w.GetOrgId(), w.GetOrgSlug(), w.GetProjectId()); err != nil {
+		return err
 	}
 	use := capacity.UseOf(larger(w))
 	both := capacity.UseOf(slices.Concat(w.GetServices(), w.GetFallback().GetServices()))

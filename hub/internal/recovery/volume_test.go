@@ -1,6 +1,7 @@
 package recovery_test
 
 import (
+	"cmp"
 	"context"
 	"testing"
 
@@ -13,12 +14,13 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
 func reportVolume(l *hubtest.Session, under *protocol.DesiredState, s *protocol.VolumeStatus) {
 	l.T.Helper()
-	s.Status = protocol.VolumeStatus_READY
+	s.Status = cmp.Or(s.GetStatus(), protocol.VolumeStatus_READY)
 	l.Counter++
 	l.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Report{Report: &protocol.Report{
 		Counter: l.Counter, At: timestamppb.Now(), Epoch: under.GetEpoch(), Generation: under.GetGeneration(),
@@ -83,4 +85,66 @@ func TestLaw16AVolumeThatWasRestoredAndEnlargedAfterTheBackupStaysSo(t *testing.
 		v.ID, snapshot.ID)
 	require.NoError(t, err)
 	require.EqualValues(t, 2, restored.RestoreNo)
+}
+
+// Law 16: what was deleted after the backup is not missing, nor billed; what was made since has its project, also where
+// no instance names that.
+func TestLaw16VolumesThatWereDeletedOrMadeAfterTheBackup(t *testing.T) {
+	h, n, l := hubtest.NewWithNode(t)
+	commands := &command.Service{DB: h.DB}
+	create := func(projectID, name string) capacity.Volume {
+		_, err := commands.CreateAllocation(t.Context(), h.Tenant("allocation-"+name), capacity.NewAllocation{
+			ProjectID: projectID, Shape: capacity.GPUSlice, CPUCores: 1, MemoryMiB: 1024,
+		})
+		require.NoError(t, err)
+		v, err := commands.CreateVolume(t.Context(), h.Tenant("volume-"+name), capacity.NewVolume{
+			ProjectID: projectID, Name: name, SizeBytes: 64 << 20,
+		})
+		require.NoError(t, err)
+		return v
+	}
+	gone := create(h.Project.ID, "gone")
+	state, push := l.ExpectVolumes(1)
+	reportVolume(l, state, &protocol.VolumeStatus{Id: gone.ID, SizeBytes: 64 << 20})
+	backup := h.Backup()
+
+	later := hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (iam.Project, error) {
+		return iam.CreateProject(ctx, tx, iam.Project{
+			ID: db.NewID(), OrgID: h.Project.OrgID, Slug: "later", DisplayName: "Later", CreatedAt: h.Now(),
+		})
+	})
+	made := create(later.ID, "made")
+	state, _ = l.ExpectVolumes(2)
+	reportVolume(l, state, &protocol.VolumeStatus{Id: made.ID, SizeBytes: 64 << 20})
+	_, err := commands.DeleteVolume(t.Context(), h.Tenant("delete"), h.Project.ID, gone.ID)
+	require.NoError(t, err)
+	reportVolume(l, state, &protocol.VolumeStatus{Id: gone.ID, Status: protocol.VolumeStatus_DELETED})
+	for state.GetVolumes()[0].GetId() != made.ID || !state.GetVolumes()[0].GetMade() {
+		state, push = l.ExpectVolumes(1)
+	}
+	require.NoError(t, l.Conn.Close(0, "the hub is gone"))
+
+	again := h.Restore(backup)
+	n.Hub = again
+	l = n.Connect(holds("i1", state, push.GetEnvelope()))
+	l.UploadState(&protocol.StateUpload{State: push.GetEnvelope(), Bundle: n.Bundle.Envelope(), Last: true})
+	takeBundle(t, n, l)
+	now, _ := l.ExpectVolumes(2)
+	deleted := map[string]bool{}
+	for _, v := range now.GetVolumes() {
+		deleted[v.GetId()] = v.GetDeleted()
+	}
+	require.Equal(t, map[string]bool{gone.ID: true, made.ID: false}, deleted)
+	project := hubtest.Tx(again, func(ctx context.Context, tx db.Tx) (iam.Project, error) {
+		return iam.GetProject(ctx, tx, later.ID)
+	})
+	require.Equal(t, h.Project.OrgID, project.OrgID)
+	require.Equal(t, later.ID, again.Findings()[finding.Project])
+
+	open := func() int {
+		return hubtest.Count(again, `SELECT count(*) FROM subjects WHERE id = $1 AND closed_at IS NULL`, gone.ID)
+	}
+	require.Equal(t, 1, open())
+	reportVolume(l, now, &protocol.VolumeStatus{Id: gone.ID, Status: protocol.VolumeStatus_DELETED})
+	require.Zero(t, open())
 }
