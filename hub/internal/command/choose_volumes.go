@@ -93,6 +93,9 @@ func chooseVolumesInPlace(ctx context.Context, tx db.Tx, i instance.Instance, as
 // checkVolumesReady refuses to start containers while a volume of theirs is being restored, or is missing.
 func checkVolumesReady(ctx context.Context, tx db.Tx, i instance.Instance) error {
 	for _, m := range i.Members {
+		if m.Gone {
+			continue
+		}
 		if err := capacity.CheckVolumesOf(ctx, tx, m.ID); err != nil {
 			return err
 		}

@@ -191,3 +191,17 @@ func TestWhatAnInstanceCostsIsKnownBeforeAndWhileItRuns(t *testing.T) {
 		return err
 	})
 }
+
+// What was lost with its node has no bill that a lease could be for, and its volumes are lost, too.
+func TestAnInstanceStartsWithoutItsLostMember(t *testing.T) {
+	w := newWorld(t)
+	i := w.Stopped()
+	w.Exec(`INSERT INTO instance_members (id, instance_id, allocation_id, node_id, role, status, status_reason, detail,
+			observed_revision, unreachable, endpoints, restarts, exit_code, removed_at, created_at, updated_at)
+		SELECT $2, instance_id, allocation_id, $2, role, 'failed', 'node_lost', '', 0, false, '[]', 0, 0, $3, $3, $3
+		FROM instance_members WHERE id = $1`, i.Members[0].ID, db.NewID(), w.Now)
+	require.Len(t, w.Get(i.ID).Members, 2)
+	started, err := w.Commands().StartInstance(t.Context(), w.Meta("start"), w.Project.ID, i.ID)
+	require.NoError(t, err)
+	require.Equal(t, lifecycle.Deploying, started.Lifecycle.Status)
+}

@@ -55,6 +55,9 @@ func (s *Service) checkRestartable(ctx context.Context, tx db.Tx, m Meta, i inst
 		return delegation, err
 	}
 	for _, member := range i.Members {
+		if member.Gone {
+			continue
+		}
 		services, err := instance.Services(ctx, tx, member.ID, revision)
 		if err != nil {
 			return nil, err

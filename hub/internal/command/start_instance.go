@@ -38,7 +38,7 @@ func (s *Service) StartInstance(ctx context.Context, m Meta, projectID, instance
 // coverMembers issues a lease to each member whose last one ended while the instance was stopped.
 func (s *Service) coverMembers(ctx context.Context, tx db.Tx, m Meta, i instance.Instance) error {
 	for _, member := range i.Members {
-		if member.External {
+		if member.External || member.Gone {
 			continue
 		}
 		covered, err := ledger.LeasedUntil(ctx, tx, member.ID)
