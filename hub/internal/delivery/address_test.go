@@ -39,12 +39,15 @@ func TestAnEndpointCannotReachIntoTheHubsNetwork(t *testing.T) {
 		w.Header().Set("Location", inside.URL)
 		w.WriteHeader(http.StatusTemporaryRedirect)
 	})
+	cutOff := make(chan bool, 1)
 	endless := listen(t, func(w http.ResponseWriter, _ request) {
-		for range 100 {
+		for range 32 { // more than the sockets hold
 			if _, err := w.Write(make([]byte, 1<<20)); err != nil {
+				cutOff <- true
 				return
 			}
 		}
+		cutOff <- false
 	})
 	roots := x509.NewCertPool()
 	for _, e := range []*endpoint{inside, elsewhere, endless} {
@@ -66,6 +69,7 @@ func TestAnEndpointCannotReachIntoTheHubsNetwork(t *testing.T) {
 	require.Equal(t, "status 307", send(local, elsewhere.URL).failure)
 	require.Empty(t, inside.got)
 	require.Empty(t, send(local, endless.URL).failure)
+	require.True(t, <-cutOff, "all of an answer was read")
 	untrusted := &Deliverer{Sealer: h.sealer, Now: h.now, Client: NewClient(local, x509.NewCertPool())}
 	to := webhook.Webhook{ID: "id", URL: inside.URL, SealedSecret: sealed}
 	failed := untrusted.send(t.Context(), to, event.Numbered{})
