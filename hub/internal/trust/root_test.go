@@ -3,6 +3,7 @@ package trust
 import (
 	"crypto/x509"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -280,4 +281,23 @@ func TestACatalogKeyIsWrittenOnlyForABundleThatIsSigned(t *testing.T) {
 	fresh, err := readOffline(revoke.CatalogKeyFile, protocol.RoleCatalog, passphrase)
 	require.NoError(t, err)
 	require.True(t, HasCatalogKey(bundle, protocol.NewEd25519Signer(fresh).KeyID()))
+}
+
+// A bundle that names a catalog key which nobody has would leave the hub without any.
+func TestACatalogKeyThatCannotBeWrittenReplacesNone(t *testing.T) {
+	o, result := initialised(t)
+	before := opened(t, o).Bundle()
+	revoke := RevokeOptions{
+		DataDir: o.DataDir, Root: RootKey(result.RootKeyFile, passphrase), Now: start,
+		KeyID:            before.Keys(protocol.RoleCatalog)[0].GetKeyId(),
+		CatalogKeyFile:   filepath.Join(o.OfflineDir, "catalog-2.age"),
+		ScryptWorkFactor: 8,
+	}
+	require.NoError(t, os.WriteFile(revoke.CatalogKeyFile, []byte("another's"), 0o600))
+	_, err := Revoke(revoke)
+	require.Equal(t, "catalog_key_not_written", code(t, err))
+	require.Equal(t, before.Version(), opened(t, o).Bundle().Version())
+	require.NoError(t, os.Remove(revoke.CatalogKeyFile))
+	_, err = Revoke(revoke)
+	require.NoError(t, err)
 }
