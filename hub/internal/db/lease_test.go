@@ -45,6 +45,9 @@ func TestSuccessorInTheSameDataDirectoryStartsAtOnce(t *testing.T) {
 	kept, err = killed.Renew(t.Context())
 	require.NoError(t, err)
 	require.False(t, kept)
+	require.NoError(t, killed.End(t.Context()))
+	_, err = db.TakeLease(t.Context(), d, process("b", 3))
+	require.Equal(t, db.CodeLeaseHeld, fault.As(err).Code, "a process ends its own lease only")
 }
 
 func TestLeaseThatIsNotRenewedIsTakenOverAndItsHolderLearnsOfIt(t *testing.T) {
