@@ -281,6 +281,47 @@ func TestCollectKeepsWhatARootReachesAndNothingElse(t *testing.T) {
 	push(repository, "ended")
 }
 
+// What is attached to an image may be signed itself, whichever of the tags sorts first.
+func TestCollectKeepsTheSignaturesOfSignatures(t *testing.T) {
+	b := newBench(t)
+	mine := b.intent(t, repository)
+	push := func(tag string, img v1.Image) {
+		to, err := name.NewTag(b.host + "/" + repository + ":" + tag)
+		require.NoError(t, err)
+		require.NoError(t, remote.Write(to, img, remote.WithTransport(b.client(t, "").Transport),
+			remote.WithAuth(&authn.Basic{Username: mine.Username, Password: mine.Password})))
+	}
+	digestOf := func(img v1.Image) v1.Hash {
+		d, err := img.Digest()
+		require.NoError(t, err)
+		return d
+	}
+	signed := digestOf(image(t, "signed"))
+	push("signed", image(t, "signed"))
+	// attached is pushed as an attachment of the signed image, with a digest before or after that one's.
+	attached := func(before bool) v1.Hash {
+		for n := 0; ; n++ {
+			img := image(t, fmt.Sprint(before, n))
+			if d := digestOf(img); d.Hex < signed.Hex == before {
+				push("sha256-"+signed.Hex+map[bool]string{true: ".sig", false: ".att"}[before], img)
+				return d
+			}
+		}
+	}
+	keep := []v1.Hash{signed}
+	for _, d := range []v1.Hash{attached(true), attached(false)} {
+		of := image(t, "signature of "+d.Hex)
+		push("sha256-"+d.Hex+".sig", of)
+		keep = append(keep, d, digestOf(of))
+	}
+	b.roots.Store(&artifact.Roots{Images: []artifact.Ref{{repository, signed.String()}}})
+	b.later()
+	b.collect(t)
+	for n, d := range keep {
+		require.True(t, b.pullable(t, repository, d.String()), "%d", n)
+	}
+}
+
 func TestResolvedContentIsNotCollectedForAWhile(t *testing.T) {
 	b := newBench(t)
 	signer, _ := newSigner(t)
