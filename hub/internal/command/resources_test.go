@@ -287,3 +287,26 @@ func TestLaw14ChosenAcceleratorsAreNeverGivenTwice(t *testing.T) {
 	require.Equal(t, []fault.Field{{Pointer: "/resources/accelerators", Reason: "must be at most 1"}},
 		fault.As(err).Fields)
 }
+
+// A change of size is no repair: the member keeps an accelerator that does not work, and gets no other of that kind.
+func TestAnUpgradeKeepsTheUnhealthyAcceleratorThatTheMemberHas(t *testing.T) {
+	w := newWorld(t)
+	w.withGPUs()
+	in, one, two := w.InstanceInput(), 1, 2
+	in.Version, in.Resources = "3.0.0", manifest.Choice{
+		Accelerators: &one, AcceleratorModel: "H200", CPUMillis: 100, MemoryMiB: 64,
+	}
+	i, err := w.Commands().CreateInstance(t.Context(), w.Meta("create"), in)
+	require.NoError(t, err)
+	i = w.ready(i) // by a report that names no accelerator: all are missing
+	resize := func(c manifest.Choice) (instance.Instance, error) {
+		return w.upgrade(i, command.UpgradeInstanceInput{Version: "3.0.0", Resources: c})
+	}
+	_, err = resize(manifest.Choice{Accelerators: &two})
+	require.Equal(t, capacity.CodeInsufficient, fault.As(err).Code)
+	i, err = resize(manifest.Choice{MemoryMiB: 128})
+	require.NoError(t, err)
+	_, services := w.free(i)
+	require.Equal(t, []string{"GPU-1"}, services[0].GetResources().GetAcceleratorIds())
+	w.consistent()
+}
