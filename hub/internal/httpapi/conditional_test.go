@@ -1,14 +1,17 @@
 package httpapi
 
 import (
+	"context"
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	hubapi "github.com/gpuaas/gpuaas/hub/api"
+	"github.com/gpuaas/gpuaas/hub/internal/etag"
 )
 
 // TestNoOperationChangesAnotherVersionThanIfMatchNames walks every operation of the contract that changes a resource.
@@ -128,4 +131,31 @@ func TestARepeatedRequestGetsItsAnswerAlthoughItMovedTheETagOn(t *testing.T) {
 	require.Equal(t, "true", again.header.Get("Idempotency-Replayed"))
 	require.Empty(t, again.header.Get("ETag"), "the version of the first answer is past")
 	require.Equal(t, http.StatusPreconditionFailed, s.askIf(t, s.boss, "POST", path, "k2", `"1"`).status)
+}
+
+// moving is a server whose quotas change as soon as they are read.
+type moving struct {
+	StrictServerInterface
+	version int64
+}
+
+func (m *moving) ETag(context.Context, etag.Resource) (string, error) {
+	return etag.From(strconv.FormatInt(m.version, 10)), nil
+}
+
+func (m *moving) GetOrgQuota(context.Context, GetOrgQuotaRequestObject) (GetOrgQuotaResponseObject, error) {
+	read := GetOrgQuota200JSONResponse{OrgID: someID, Items: []OrgQuotaItem{{
+		Name: "users", Limit: m.version, DefaultLimit: m.version, Used: 0,
+	}}}
+	m.version++
+	return read, nil
+}
+
+// An ETag that is newer than its answer would let a caller overwrite a change that it has not seen.
+func TestAnETagIsNoNewerThanTheAnswer(t *testing.T) {
+	d := newTestAPI(t, &moving{version: 1})
+	res := d.do(t, ask{method: http.MethodGet, path: "/api/v1/orgs/" + someID + "/quota", header: bearer(goodToken)})
+	require.NoError(t, res.Body.Close())
+	require.Equal(t, http.StatusOK, res.StatusCode)
+	require.Equal(t, `"1"`, res.Header.Get("ETag"))
 }
