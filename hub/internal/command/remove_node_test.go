@@ -120,8 +120,11 @@ func TestANodeIsRemovedWhenItIsDrainedEmptyAndOwesNothing(t *testing.T) {
 	require.NoError(t, err)
 	refused("node_owes_usage")
 	w.uses(i.Members[0].ID, started.Add(-time.Second), started, 1, true)
+	rev := w.Count(`SELECT rev FROM node_intents WHERE node_id = $1`, w.Node)
 	require.NoError(t, w.removeNode(command.RemoveNodeInput{Reason: "sold"}))
 
+	require.Equal(t, rev+1, w.Count(`SELECT rev FROM node_intents WHERE node_id = $1`, w.Node), "a state that was "+
+		"compiled before is not saved any more")
 	n := w.fleetNode()
 	require.Equal(t, fleet.Removed, n.Status(w.Now))
 	require.Equal(t, "sold", n.RemoveReason)
