@@ -86,3 +86,26 @@ func TestARestoreWithTheRootOfAfterTheBackupChangesNothing(t *testing.T) {
 	require.NoDirExists(t, restored)
 	require.NoError(t, restore("--root-key-file", old))
 }
+
+// A restore takes long and fills an empty directory: a passphrase that was mistyped must not cost another one.
+func TestARestoreWithAWrongRootPassphraseMakesNothing(t *testing.T) {
+	h := newHome(t)
+	file := func(name, content string) string {
+		path := filepath.Join(h.dir, name)
+		require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
+		return path
+	}
+	backup := filepath.Join(h.dir, "backup")
+	_, err := cli(t, "backup", backup, "--data-dir", h.data, "--database-url-file", file("old", dbtest.PrivateURL(t)),
+		"--passphrase-file", h.passphrase, "--without-registry")
+	require.NoError(t, err)
+	data, database := filepath.Join(h.dir, "restored"), file("new", dbtest.EmptyURL(t))
+	restore := func(rootPassphrase string) error {
+		_, err := cli(t, "restore", backup, "--data-dir", data, "--database-url-file", database, "--passphrase-file",
+			h.passphrase, "--key-dir", h.keys, "--root-passphrase-file", rootPassphrase)
+		return err
+	}
+	require.EqualValues(t, "passphrase_wrong", fault.As(restore(file("wrong", "another horse, another battery"))).Code)
+	require.NoDirExists(t, data)
+	require.NoError(t, restore(h.passphrase))
+}
