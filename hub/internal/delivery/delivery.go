@@ -257,14 +257,13 @@ func (s *sender) wait(ctx context.Context, d time.Duration) bool {
 func (s *sender) record(ctx context.Context, w webhook.Webhook, e event.Numbered, result outcome,
 ) (done bool, err error) {
 	now := s.Now()
+	end := result.ends(w, now)
 	return db.RunTx(ctx, s.DB, func(tx db.Tx) (bool, error) {
 		switch {
 		case result == outcome{}:
 			return true, webhook.Delivered(ctx, tx, s.id, e.Pos, now)
-		case result.gone:
-			return false, s.disable(ctx, tx, webhook.Gone)
-		case w.FailingSince != nil && now.Sub(*w.FailingSince) >= disableAfter:
-			return false, s.disable(ctx, tx, webhook.Failing)
+		case end != "":
+			return false, s.disable(ctx, tx, end)
 		case w.Tries+1 < MaxTries:
 			return false, webhook.Failed(ctx, tx, s.id, webhook.Failure{
 				Pos: e.Pos, Reason: result.failure, NextTryAt: now.Add(s.pauseAfter(w.Tries)), At: now,
@@ -302,39 +301,41 @@ func (s *sender) replay(ctx context.Context) error {
 		if err != nil || letter == nil {
 			return err
 		}
-		result, err := s.sendAgain(ctx, letter.EventID)
+		result, end, err := s.sendAgain(ctx, letter.EventID)
 		if err != nil {
 			return err
 		}
 		if err := s.write(ctx, func(tx db.Tx) error {
 			err := webhook.Replayed(ctx, tx, s.id, letter.EventID, result.failure, s.Now())
-			if err == nil && result.gone {
-				err = s.disable(ctx, tx, webhook.Gone)
+			if err == nil && end != "" {
+				err = s.disable(ctx, tx, end)
 			}
 			return err
 		}); err != nil {
 			return err
 		}
-		if result.gone {
+		if end != "" {
 			return errStopped
 		}
 	}
 }
 
-func (s *sender) sendAgain(ctx context.Context, eventID string) (outcome, error) {
+// sendAgain sends the event of a dead letter; end is why the webhook ends with that.
+func (s *sender) sendAgain(ctx context.Context, eventID string) (result outcome, end webhook.Reason, err error) {
 	w, owner, err := s.load(ctx)
 	if err != nil {
-		return outcome{}, err
+		return outcome{}, "", err
 	}
 	e, err := db.Query(ctx, s.DB, func(tx db.Tx) (*event.Numbered, error) { return event.ByID(ctx, tx, eventID) })
 	if err != nil {
-		return outcome{}, err
+		return outcome{}, "", err
 	}
 	s.reader.Replace(owner)
 	if e == nil || !s.reader.MaySee(&e.Event) {
-		return outcome{failure: "the event is no longer kept, or the owner may not see it"}, nil
+		return outcome{failure: "the event is no longer kept, or the owner may not see it"}, "", nil
 	}
-	return s.send(ctx, w, *e), ctx.Err()
+	result = s.send(ctx, w, *e)
+	return result, result.ends(w, s.Now()), ctx.Err()
 }
 
 // disable stops the webhook.

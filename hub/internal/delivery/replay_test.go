@@ -141,7 +141,7 @@ func withDeadLetter(t *testing.T, answer func(w http.ResponseWriter, subject str
 
 func (h *house) replay(id string) {
 	h.Helper()
-	_, err := h.commands.ReplayWebhook(h.Context(), h.meta("replay"), h.org.ID, id, "")
+	_, err := h.commands.ReplayWebhook(h.Context(), h.meta("replay"+db.NewID()), h.org.ID, id, "")
 	require.NoError(h, err)
 }
 
@@ -176,6 +176,24 @@ func TestAReplayThatIsAnswered410DisablesTheWebhook(t *testing.T) {
 	require.Len(t, letters, 1)
 	require.Equal(t, "status 410", letters[0].LastError)
 	require.False(t, letters[0].Replaying)
+}
+
+// A replay counts as any other try: one that fails after 24 hours without a delivery disables the webhook.
+func TestAReplayThatFailsForLongDisablesTheWebhook(t *testing.T) {
+	h, _, id := withDeadLetter(t, func(w http.ResponseWriter, _ string) {
+		w.WriteHeader(http.StatusInternalServerError)
+	})
+	afterReplay := func() webhook.Webhook {
+		h.replay(id)
+		require.Eventually(t, func() bool { return !h.letters(id)[0].Replaying }, time.Minute, 10*time.Millisecond)
+		return h.until(id, func(webhook.Webhook) bool { return true })
+	}
+	h.pass(disableAfter - time.Minute)
+	require.Equal(t, webhook.Active, afterReplay().Status)
+	h.pass(time.Minute)
+	w := afterReplay()
+	require.Equal(t, webhook.Disabled, w.Status)
+	require.Equal(t, webhook.Failing, w.DisabledReason)
 }
 
 // Only the time since the last delivery counts against a webhook.

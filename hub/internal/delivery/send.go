@@ -75,6 +75,18 @@ type outcome struct {
 	gone bool
 }
 
+// ends is why a try ends its webhook; empty where that goes on.
+func (o outcome) ends(w webhook.Webhook, now time.Time) webhook.Reason {
+	switch {
+	case o.gone:
+		return webhook.Gone
+	case o.failure != "" && w.FailingSince != nil && now.Sub(*w.FailingSince) >= disableAfter:
+		return webhook.Failing
+	default:
+		return ""
+	}
+}
+
 // send tries to deliver an event, within the trace of the request that led to it.
 func (d *Deliverer) send(ctx context.Context, w webhook.Webhook, e event.Numbered) (out outcome) {
 	if e.Traceparent != "" {
