@@ -242,6 +242,26 @@ func TestStateThatCannotBeStoredIsInForceAndNotAcknowledged(t *testing.T) {
 	require.Equal(t, uint64(2), s.Accepted().Generation)
 }
 
+// Law 3: an agent that is killed before the state has space on the disk goes on with the one before it. The file beside
+// the database must not vouch for a state that the next start cannot find.
+func TestAStateThatWasNeverStoredLeavesTheOneBeforeItInForce(t *testing.T) {
+	d := newSmallDisk(t)
+	s := d.openWithoutReserve()
+	v, parts := d.m.desired(1, workload("a", 1))
+	require.NoError(t, s.AcceptState(v, parts))
+	d.free()
+	d.fill(0)
+	v, parts = d.m.desired(2, workload("a", 1))
+	require.Equal(t, protocol.Nack_UNAVAILABLE, protocol.RefusalOf(s.AcceptState(v, parts)))
+	require.Equal(t, uint64(2), s.Accepted().Generation)
+	require.NoError(t, s.Close())
+
+	s = d.open()
+	require.Empty(t, s.Unverified())
+	require.Equal(t, uint64(1), s.Accepted().Generation)
+	require.NotNil(t, s.Accepted().Parts[0].Workload)
+}
+
 // A container ends while the same sample finds one that nobody announced: its last usage needs no space either.
 func TestAnExitIsMeasuredOnAFullDiskWhateverElseIsFound(t *testing.T) {
 	d := newSmallDisk(t)
