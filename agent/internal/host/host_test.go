@@ -1,6 +1,7 @@
 package host_test
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/agent/internal/host"
@@ -99,6 +101,21 @@ func TestEnrolledNodeStartsOnAFullDisk(t *testing.T) {
 	r.MinFreeBytes = 1 << 60
 	require.ErrorContains(t, host.Check(t.Context(), r), "free space")
 	r.Enrolled = true
+	require.NoError(t, host.Check(t.Context(), r))
+}
+
+// Containers, logs and the store's own files need inodes, too.
+func TestANewNodeNeedsFreeInodes(t *testing.T) {
+	skip.Root(t, "mounts")
+	r := requirements(t)
+	r.DataDir = t.TempDir()
+	require.NoError(t, unix.Mount("tmpfs", r.DataDir, "tmpfs", 0, fmt.Sprintf("nr_inodes=%d", host.MinFreeFiles)))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(r.DataDir, 0)) })
+	r.MinFreeBytes = 1
+	err := host.Check(t.Context(), r)
+	require.EqualValues(t, "disk_full", fault.As(err).Code)
+	require.ErrorContains(t, err, "inodes")
+	require.NoError(t, unix.Mount("", r.DataDir, "", unix.MS_REMOUNT, fmt.Sprintf("nr_inodes=%d", 2*host.MinFreeFiles)))
 	require.NoError(t, host.Check(t.Context(), r))
 }
 
