@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/agent/internal/local"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/durable/durabletest"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -61,6 +62,28 @@ func TestLaw15TheOwnersPolicyCountsUntilAnotherCanBeRead(t *testing.T) {
 	require.True(t, rules.Closed, "one that is away for a moment opens nothing")
 	write("")
 	require.False(t, closed(again), "an empty one opens")
+}
+
+// An owner who deletes the default file allows everything. A policy of before must not count again once another file is
+// there that cannot be read.
+func TestThePolicyThatTheOwnerHasDeletedIsForgotten(t *testing.T) {
+	if _, err := os.Stat(local.DefaultPolicyFile); err == nil {
+		skip.Lacking(t, "this machine has an owner's policy in "+local.DefaultPolicyFile)
+	}
+	dir := t.TempDir()
+	path, kept := filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "kept")
+	require.NoError(t, os.WriteFile(path, []byte("closed: true"), 0o600))
+	_, err := local.OpenPolicy(path, kept, []byte("key"))
+	require.NoError(t, err)
+	p, err := local.OpenPolicy(local.DefaultPolicyFile, kept, []byte("key"))
+	require.NoError(t, err)
+	rules, err := p.Read()
+	require.NoError(t, err)
+	require.False(t, rules.Closed)
+
+	require.NoError(t, os.WriteFile(path, []byte("closed: maybe"), 0o600))
+	_, err = local.OpenPolicy(path, kept, []byte("key"))
+	require.EqualValues(t, "policy_invalid", fault.As(err).Code)
 }
 
 // The copy counts where the owner's file cannot be read. A byte of it that was altered must not admit more.
