@@ -162,3 +162,57 @@ func TestLaw05AStartThatEndsDuringAListingIsMeasuredFromItsBeginning(t *testing.
 		require.InDelta(t, ran.Seconds(), total.Seconds(), 0.001, "from its start to its exit")
 	}
 }
+
+// heldList keeps listings back once they have seen what runs, while hold is set.
+type heldList struct {
+	*runtime.Runtime
+	hold    atomic.Bool
+	held    chan struct{}
+	release chan struct{}
+}
+
+func (l *heldList) List(ctx context.Context) ([]runtime.Container, error) {
+	all, err := l.Runtime.List(ctx)
+	if l.hold.Load() {
+		for _, step := range []chan struct{}{l.held, l.release} {
+			select {
+			case <-step:
+			case <-ctx.Done():
+			}
+		}
+	}
+	return all, err
+}
+
+// A sample has the time before its listing: what the listing has seen running may have ended since.
+func TestAnEndDuringAListingIsBilledUpToTheEnd(t *testing.T) {
+	f := newFixture(t)
+	f.stop()
+	l := &heldList{held: make(chan struct{}), release: make(chan struct{})}
+	f.wrapRuntime = func(rt *runtime.Runtime) reconcile.Containers {
+		l.Runtime = rt
+		return l
+	}
+	f.start()
+	w := f.hub.workload(`{}`)
+	f.push(w)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+	run := f.container(w.GetId()).ID
+	started := f.store.Runs()[run].StartedAt
+	l.hold.Store(true)
+	f.re.Wake()
+	for range 2 { // one listing of a pass and one of a sample: there is never a second one of either
+		l.held <- struct{}{}
+	}
+	l.hold.Store(false)
+	require.NoError(t, f.rt.Stop(f.ctx(), run, 0))
+	f.push()
+	ended := f.clock.Now()
+	require.Eventually(t, func() bool { return f.clock.Now().Sub(ended) > 100*time.Millisecond }, time.Minute,
+		time.Millisecond)
+	close(l.release)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_REMOVED)
+	ran := f.store.Members()[w.GetId()].ExitedAt.Sub(started)
+	total, _ := f.measured(w.GetId())
+	require.InDelta(t, ran.Seconds(), total.Seconds(), 0.001, "from its start to its exit")
+}
