@@ -81,6 +81,25 @@ func TestLaw10OnlyTheServicesOfAMemberReachEachOther(t *testing.T) {
 	require.Equal(t, []string{"m2@db", "m2@server"}, all)
 }
 
+// The next members with these addresses would reach each other.
+func TestAWayBetweenAddressesThatNobodyHasIsRemoved(t *testing.T) {
+	f := newFixture(t)
+	a := f.setup(network.ID("m1", "app"))
+	peers := "inet gpuaas_" + f.cfg.Bridge + " peers"
+	free := strings.TrimSuffix(f.cfg.CIDR, "0/24")
+	for name, way := range map[string][2]string{
+		"between two that nobody has": {free + "201", free + "202"},
+		"to one that nobody has":      {a.IP, free + "201"},
+		"from one that nobody has":    {free + "201", a.IP},
+	} {
+		sh(t, fmt.Sprintf("nft add element %s '{ %s . %s }'", peers, way[0], way[1]))
+		restored, err := f.n.EnsureRules(ctxOf(t))
+		require.NoError(t, err)
+		require.True(t, restored, name)
+		require.NotContains(t, sh(t, "nft list set "+peers), free+"201", name)
+	}
+}
+
 func TestServicesThatAreAttachedAtOnceReachEachOther(t *testing.T) {
 	f := newFixture(t)
 	const services = 6
