@@ -4,8 +4,12 @@ import (
 	"bytes"
 	"context"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,6 +19,7 @@ import (
 	"github.com/gpuaas/gpuaas/e2e/containerdtest"
 	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // execute runs the command in this process, with directories of its own.
@@ -140,6 +145,27 @@ func TestFullDiskIsToldAtOnce(t *testing.T) {
 	_, err := execute(t, append([]string{"enroll"}, dirs...)...)
 	require.EqualValues(t, "disk_full", fault.As(err).Code)
 	require.Contains(t, fault.As(err).Public, "Free some space")
+}
+
+// Many nodes may enroll from one address at a time.
+func TestAnEnrollmentThatIsLimitedByRateIsTriedAgain(t *testing.T) {
+	needRoot(t)
+	var asked atomic.Int64
+	hub := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if asked.Add(1) == 1 {
+			w.WriteHeader(http.StatusTooManyRequests)
+			return
+		}
+		w.WriteHeader(http.StatusNotFound)
+	}))
+	defer hub.Close()
+	token := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(token, []byte("token"), 0o600))
+	args := append([]string{"enroll"}, directories(t)...)
+	_, err := execute(t, append(args, "--api-url", hub.URL, "--join-token-file", token, "--root-fingerprint",
+		protocol.FingerprintPrefix+strings.Repeat("0", 64))...)
+	require.EqualValues(t, 2, asked.Load(), "the second answer is final")
+	require.True(t, fault.IsPermanent(err))
 }
 
 func TestASocketThatAKilledAgentHasLeftIsRemoved(t *testing.T) {
