@@ -88,6 +88,33 @@ func TestLaw03AContainerKeepsItsMPSDaemonWhateverTheDriverNames(t *testing.T) {
 	require.NoDirExists(t, at)
 }
 
+// An agent that has just started does not know yet what the containers have.
+func TestAnAgentThatKnowsNoContainerYetEndsNoMPSDaemon(t *testing.T) {
+	m, at, _ := withDaemon(t)
+	root := t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(root, "dev"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(root, "dev/kmsg"),
+		[]byte("3,1,1,-;NVRM: Xid (PCI:0000:1b:00): 95, pid=1, Uncontained: LTC\n"), 0o600))
+	i := New(Config{Root: root, MPSDir: m.dir, MPSIdle: time.Nanosecond, Interval: time.Hour})
+	for _, s := range i.sources {
+		s.scannedAt = time.Now()
+		close(s.scanned)
+	}
+	i.sources[0].found = []*protocol.Accelerator{{Id: "GPU-b", PciAddress: "0000:1b:00.0"}}
+	changed := i.Subscribe()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		i.repair(ctx)
+	}()
+	<-changed // a round is under way, which the end of ctx does not cut short
+	cancel()
+	<-ended
+	require.DirExists(t, at)
+}
+
 // The process number in a lock that is not held may be another program's by now.
 func TestTheProcessOfAnEndedMPSDaemonIsNotKilled(t *testing.T) {
 	m := &mps{dir: t.TempDir()}
