@@ -49,6 +49,8 @@ type fixture struct {
 	signer  ed25519.PrivateKey
 	// policy is the owner's.
 	policy policy.Policy
+	// policyErr is what is wrong with the owner's file.
+	policyErr error
 	// setBack is how far the machine's clock was set back.
 	setBack atomic.Int64
 }
@@ -87,7 +89,7 @@ func newFixture(t *testing.T,
 		Images:       f.machine,
 		Accelerators: f.machine,
 		Node:         f.creds.Node,
-		Policy:       func() (policy.Policy, error) { return f.policy, nil },
+		Policy:       func() (policy.Policy, error) { return f.policy, f.policyErr },
 		Log:          slog.New(slog.DiscardHandler),
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -347,6 +349,25 @@ func TestKeysAreThoseOfTheAcceptedState(t *testing.T) {
 	lines, err = f.client.Keys(t.Context(), "ubuntu")
 	require.NoError(t, err)
 	require.Empty(t, lines, "a key that the state does not name any more")
+}
+
+// A typing error in the owner's policy locks nobody out: the policy before it is in force.
+func TestKeysOutlastAnErrorInThePolicy(t *testing.T) {
+	f := newFixture(t, nil)
+	f.policy = policy.Policy{SSHUsers: []string{"ubuntu"}}
+	public, _, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	key, err := ssh.NewPublicKey(public)
+	require.NoError(t, err)
+	_, err = f.client.Apply(t.Context(), f.state(f.signer, 1, &protocol.SSHKey{
+		AllocationId: "a1", ProjectId: "p1", OrgSlug: "acme", ManagedBy: "operator", User: "ubuntu",
+		PublicKey: key.Marshal(),
+	}))
+	require.NoError(t, err)
+	f.policyErr = errors.New("line 1: no such field")
+	lines, err := f.client.Keys(t.Context(), "ubuntu")
+	require.NoError(t, err)
+	require.Len(t, lines, 1)
 }
 
 // A state counts after its key was rotated out, as a hub that is away cannot sign it anew; not once it is revoked.
