@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"context"
 	"net/url"
 
 	"github.com/gpuaas/gpuaas/agent"
@@ -9,6 +10,11 @@ import (
 
 // SetRunIDs replaces how runs are named.
 func (r *Reconciler) SetRunIDs(next func(memberID string) string) { r.newRunID = next }
+
+// StopContainer executes a stop.
+func (r *Reconciler) StopContainer(ctx context.Context, a agent.StopContainer) error {
+	return r.stop(ctx, a)
+}
 
 // ListedOf is a container as the loop passes it on.
 func ListedOf(c runtime.Container) agent.Listed { return listed(c) }

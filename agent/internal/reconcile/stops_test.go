@@ -1,6 +1,7 @@
 package reconcile_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -9,7 +10,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/network"
+	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -160,4 +163,49 @@ func TestAStopThatWasCutOffDoesNotCountForALaterExit(t *testing.T) {
 			require.False(t, r.StopRequested)
 		}
 	})
+}
+
+// openFor is a network with a connection that stays open for so long.
+type openFor struct {
+	reconcile.Network
+	stays time.Duration
+}
+
+func (n openFor) Drain(_ context.Context, _ string, limit time.Duration) error {
+	time.Sleep(min(n.stays, limit))
+	return nil
+}
+
+// graceOf notes the grace of a stop.
+type graceOf struct {
+	reconcile.Containers
+	grace *time.Duration
+}
+
+func (c graceOf) Stop(_ context.Context, _ string, grace time.Duration) error {
+	*c.grace = grace
+	return nil
+}
+
+// What a container's connections take of its grace is not given to it again.
+func TestAContainerThatIsDrainedEndsWithinItsGrace(t *testing.T) {
+	for stays, left := range map[time.Duration]time.Duration{
+		0: 10 * time.Second, 3 * time.Second: 7 * time.Second, time.Hour: 5 * time.Second,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s, err := state.Open(t.TempDir(), state.Options{MinFreeBytes: 1})
+			require.NoError(t, err)
+			defer func() { require.NoError(t, s.Close()) }()
+			boot := time.Now()
+			source := state.Source{RTC: time.Now, SinceBoot: func() time.Duration { return time.Since(boot) }}
+			var grace time.Duration
+			r := reconcile.New(reconcile.Config{}, s, state.NewClock(s, source, time.Time{}), reconcile.Machine{
+				Network: openFor{stays: stays}, Containers: graceOf{grace: &grace},
+			}, nil)
+			require.NoError(t, r.StopContainer(t.Context(), agent.StopContainer{
+				MemberID: "m1", ContainerID: "m1.1", Service: "app", Grace: 10 * time.Second, Drain: true,
+			}))
+			require.Equal(t, left, grace)
+		})
+	}
 }
