@@ -145,3 +145,19 @@ func TestTheFirstScanMayTakeAsLongAsADriverMay(t *testing.T) {
 		hangs.AwaitFirstScan(t.Context())
 	})
 }
+
+// What a driver that hangs has found is older: its accelerators are not known to have worked since.
+func TestTheAgeOfTheInventoryIsThatOfTheOlderScan(t *testing.T) {
+	i := New(Config{Root: t.TempDir()})
+	require.Zero(t, i.ScannedAt())
+	at := time.Unix(1_800_000_000, 0)
+	for order := range 2 {
+		hanging, answering := i.sources[order], i.sources[1-order]
+		hanging.scannedAt, answering.scannedAt = at, at.Add(time.Hour)
+		answering.found = []*protocol.Accelerator{{Id: "GPU-a"}}
+		hanging.found = nil
+		require.Equal(t, answering.scannedAt, i.ScannedAt(), "a driver without accelerators does not count")
+		hanging.found = []*protocol.Accelerator{{Id: "GPU-b"}}
+		require.Equal(t, at, i.ScannedAt())
+	}
+}
