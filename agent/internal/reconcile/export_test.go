@@ -16,6 +16,18 @@ func (r *Reconciler) StopContainer(ctx context.Context, a agent.StopContainer) e
 	return r.stop(ctx, a)
 }
 
+// Execute executes an action as a pass does, and waits for its end.
+func (r *Reconciler) Execute(ctx context.Context, a agent.Action) {
+	r.start(ctx, a)
+	r.running.Wait()
+}
+
+// Sample takes a sample.
+func (r *Reconciler) Sample(ctx context.Context) error {
+	_, err := r.sample(ctx)
+	return err
+}
+
 // ListedOf is a container as the loop passes it on.
 func ListedOf(c runtime.Container) agent.Listed { return listed(c) }
 
