@@ -26,7 +26,7 @@ func TestCreateNeverOverwrites(t *testing.T) {
 func TestCreateThatFailsLeavesNoFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "key")
-	free := durabletest.FillDisk(t)
+	free := durabletest.FillDisk(t, dir)
 	err := durable.Create(path, []byte("content"), 0o600)
 	free()
 	require.Error(t, err)

@@ -115,10 +115,10 @@ func TestLaw15AnAlteredCopyOfTheOwnersPolicyDoesNotCount(t *testing.T) {
 
 // A node starts on a full disk, by the owner's file alone: the agent's copy of it may not be there yet.
 func TestLaw15TheOwnersPolicyCountsWhereItCannotBeCopied(t *testing.T) {
-	dir := t.TempDir()
-	path, kept := filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "kept")
+	full := t.TempDir()
+	path, kept := filepath.Join(t.TempDir(), "policy.yaml"), filepath.Join(full, "kept")
 	require.NoError(t, os.WriteFile(path, []byte("closed: true"), 0o600))
-	free := durabletest.FillDisk(t)
+	free := durabletest.FillDisk(t, full)
 	p, err := local.OpenPolicy(path, kept, []byte("key"))
 	free()
 	require.NoError(t, err)

@@ -2,24 +2,23 @@
 package durabletest
 
 import (
-	"os/signal"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
 
-// FillDisk keeps this process from writing to any file until the returned function is called. Tests that use it do not
-// run beside others.
-func FillDisk(t *testing.T) (free func()) {
+// FillDisk mounts a full disk on an empty directory, for which the test needs root. The returned function makes room.
+func FillDisk(t *testing.T, dir string) (free func()) {
 	t.Helper()
-	var before unix.Rlimit
-	require.NoError(t, unix.Getrlimit(unix.RLIMIT_FSIZE, &before))
-	signal.Ignore(unix.SIGXFSZ)
-	require.NoError(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Max: before.Max}))
+	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	all := filepath.Join(dir, "all")
+	require.ErrorIs(t, os.WriteFile(all, make([]byte, 2<<20), 0o600), unix.ENOSPC)
 	return func() {
 		t.Helper()
-		require.NoError(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &before))
-		signal.Reset(unix.SIGXFSZ)
+		require.NoError(t, os.Remove(all))
 	}
 }
