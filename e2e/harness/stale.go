@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,6 +16,21 @@ import (
 
 // sourceDirs have what the programs are made of, beside go.mod and go.sum.
 func sourceDirs() []string { return []string{"agent", "hub", "pkg", "protocol"} }
+
+// current has the programs that this process has found current.
+//
+//nolint:gochecknoglobals // programs and sources do not change while they are tested
+var current sync.Map
+
+// requireCurrentOnce is requireCurrent for the first call of a program: tests call it for each command that they run,
+// and it reads the times of a thousand files.
+func requireCurrentOnce(t testing.TB, root, program string) {
+	t.Helper()
+	if _, known := current.Load(program); !known {
+		requireCurrent(t, root, program)
+		current.Store(program, true)
+	}
+}
 
 // requireCurrent fails the test where a program is older than a file that it is made of: what would be tested is not
 // what the tree says. For programs in another directory, those who name it vouch.
