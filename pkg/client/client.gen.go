@@ -1933,8 +1933,8 @@ type ClientInterface interface {
 
 	// RestoreVolumeWithBody Replace the content of a volume by a snapshot
 	//
-	// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is not stopped. The node
-	// needs the size of the snapshot once more while it copies.
+	// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is neither
+	// stopped nor failed with its containers ended. The node needs the size of the snapshot once more while it copies.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -1943,8 +1943,8 @@ type ClientInterface interface {
 
 	// RestoreVolume Replace the content of a volume by a snapshot
 	//
-	// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is not stopped. The node
-	// needs the size of the snapshot once more while it copies.
+	// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is neither
+	// stopped nor failed with its containers ended. The node needs the size of the snapshot once more while it copies.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -6054,8 +6054,8 @@ func (c *Client) ResizeVolume(ctx context.Context, projectID ProjectID, volumeID
 
 // RestoreVolumeWithBody Replace the content of a volume by a snapshot
 //
-// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is not stopped. The node
-// needs the size of the snapshot once more while it copies.
+// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is neither
+// stopped nor failed with its containers ended. The node needs the size of the snapshot once more while it copies.
 //
 // Takes any type of body and a specified content type.
 //
@@ -6074,8 +6074,8 @@ func (c *Client) RestoreVolumeWithBody(ctx context.Context, projectID ProjectID,
 
 // RestoreVolume Replace the content of a volume by a snapshot
 //
-// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is not stopped. The node
-// needs the size of the snapshot once more while it copies.
+// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is neither
+// stopped nor failed with its containers ended. The node needs the size of the snapshot once more while it copies.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -17410,8 +17410,8 @@ type ClientWithResponsesInterface interface {
 
 	// RestoreVolumeWithBodyWithResponse Replace the content of a volume by a snapshot
 	//
-	// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is not stopped. The node
-	// needs the size of the snapshot once more while it copies.
+	// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is neither
+	// stopped nor failed with its containers ended. The node needs the size of the snapshot once more while it copies.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -17420,8 +17420,8 @@ type ClientWithResponsesInterface interface {
 
 	// RestoreVolumeWithResponse Replace the content of a volume by a snapshot
 	//
-	// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is not stopped. The node
-	// needs the size of the snapshot once more while it copies.
+	// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is neither
+	// stopped nor failed with its containers ended. The node needs the size of the snapshot once more while it copies.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -28905,8 +28905,8 @@ func (c *ClientWithResponses) ResizeVolumeWithResponse(ctx context.Context, proj
 
 // RestoreVolumeWithBodyWithResponse Replace the content of a volume by a snapshot
 //
-// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is not stopped. The node
-// needs the size of the snapshot once more while it copies.
+// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is neither
+// stopped nor failed with its containers ended. The node needs the size of the snapshot once more while it copies.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -28921,8 +28921,8 @@ func (c *ClientWithResponses) RestoreVolumeWithBodyWithResponse(ctx context.Cont
 
 // RestoreVolumeWithResponse Replace the content of a volume by a snapshot
 //
-// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is not stopped. The node
-// needs the size of the snapshot once more while it copies.
+// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is neither
+// stopped nor failed with its containers ended. The node needs the size of the snapshot once more while it copies.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
