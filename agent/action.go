@@ -77,7 +77,7 @@ type RemoveContainer struct {
 type RemoveNetwork struct {
 	MemberID, Service string
 	Copy              string `json:",omitempty"`
-	// Ends: the member ends, or is stopped, so no other service of it starts, and its volumes are unmounted, too.
+	// Ends says that the member ends or is stopped: no other service of it starts, and its volumes are unmounted.
 	Ends bool `json:",omitempty"`
 	// Done is the revision that has completed the service, where the member ends; otherwise zero.
 	Done uint64 `json:",omitempty"`

@@ -14,8 +14,8 @@ import (
 
 func mapKeys[K comparable, V any](m map[K]V) iter.Seq[K] { return maps.Keys(m) }
 
-// mebibytes rounds up: an app never gets less than its file says. compose-go turns what is beyond an int64 negative; it
-// is as much as a manifest refuses, and so is what the file says to be negative.
+// mebibytes rounds up: an app never gets less than its file says. A negative size, which compose-go also makes of one
+// beyond an int64, becomes a size that no manifest may have.
 func mebibytes(n types.UnitBytes) uint64 {
 	if n < 0 {
 		n = math.MaxInt64
@@ -29,7 +29,7 @@ func cpuMillis(cores types.NanoCPUs) uint64 {
 	written, _ := strconv.ParseFloat(strconv.FormatFloat(float64(cores), 'g', -1, 32), 64)
 	millis := math.Ceil(written*1000 - tolerance)
 	if math.IsNaN(millis) || millis > math.MaxUint32 {
-		return math.MaxUint32 // as many as a manifest refuses
+		return math.MaxUint32 // more than any manifest may have
 	}
 	return uint64(max(millis, 0))
 }

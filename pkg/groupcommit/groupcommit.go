@@ -1,5 +1,5 @@
 // Package groupcommit commits the items of many callers together: those that arrive while one group is being committed
-// form the next. It does not know what an item is nor what a commit does, which may as well read, and it keeps no item
+// form the next. It knows neither what an item is nor what a commit does, which may be a read, and it keeps no item
 // after its commit.
 package groupcommit
 

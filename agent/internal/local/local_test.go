@@ -351,19 +351,25 @@ func TestKeysAreThoseOfTheAcceptedState(t *testing.T) {
 	require.Empty(t, lines, "a key that the state does not name any more")
 }
 
-// A typing error in the owner's policy locks nobody out: the policy before it is in force.
-func TestKeysOutlastAnErrorInThePolicy(t *testing.T) {
-	f := newFixture(t, nil)
+// letIn has the accepted state name a key for ubuntu, an account that the owner allows.
+func (f *fixture) letIn() {
+	f.t.Helper()
 	f.policy = policy.Policy{SSHUsers: []string{"ubuntu"}}
 	public, _, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
+	require.NoError(f.t, err)
 	key, err := ssh.NewPublicKey(public)
-	require.NoError(t, err)
-	_, err = f.client.Apply(t.Context(), f.state(f.signer, 1, &protocol.SSHKey{
+	require.NoError(f.t, err)
+	_, err = f.client.Apply(f.t.Context(), f.state(f.signer, 1, &protocol.SSHKey{
 		AllocationId: "a1", ProjectId: "p1", OrgSlug: "acme", ManagedBy: "operator", User: "ubuntu",
 		PublicKey: key.Marshal(),
 	}))
-	require.NoError(t, err)
+	require.NoError(f.t, err)
+}
+
+// A typing error in the owner's policy locks nobody out: the policy before it is in force.
+func TestKeysOutlastAnErrorInThePolicy(t *testing.T) {
+	f := newFixture(t, nil)
+	f.letIn()
 	f.policyErr = errors.New("line 1: no such field")
 	lines, err := f.client.Keys(t.Context(), "ubuntu")
 	require.NoError(t, err)
@@ -373,16 +379,7 @@ func TestKeysOutlastAnErrorInThePolicy(t *testing.T) {
 // A state counts after its key was rotated out, as a hub that is away cannot sign it anew; not once it is revoked.
 func TestKeysOutlastTheRotationOfTheStatesKey(t *testing.T) {
 	f := newFixture(t, nil)
-	f.policy = policy.Policy{SSHUsers: []string{"ubuntu"}}
-	public, _, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
-	key, err := ssh.NewPublicKey(public)
-	require.NoError(t, err)
-	_, err = f.client.Apply(t.Context(), f.state(f.signer, 1, &protocol.SSHKey{
-		AllocationId: "a1", ProjectId: "p1", OrgSlug: "acme", ManagedBy: "operator", User: "ubuntu",
-		PublicKey: key.Marshal(),
-	}))
-	require.NoError(t, err)
+	f.letIn()
 
 	_, next, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
