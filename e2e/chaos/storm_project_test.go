@@ -60,14 +60,6 @@ func (s *storm) requireProjectBills() {
 	require.LessOrEqual(s.T, under, checkpointDelay, "billed for less than the agent observed")
 }
 
-// startOf is when a run started: by containerd, or by the kernel where containerd did not report it.
-func (s *storm) startOf(run string, l harness.ContainerProcess) time.Time {
-	if start, _ := s.containerdOracle.Lifetime(run); !start.IsZero() {
-		return start
-	}
-	return l.StartedAt
-}
-
 // billedTo sums a member's records of running time, which may not overlap.
 func (s *storm) billedTo(db *pgx.Conn, member string) (total time.Duration) {
 	s.T.Helper()

@@ -23,7 +23,9 @@ const resubscribeDelay = 50 * time.Millisecond
 type ContainerdOracle struct {
 	mu      sync.Mutex
 	started map[string]time.Time
-	exited  map[string]time.Time
+	// reported is when a start became known here.
+	reported map[string]time.Time
+	exited   map[string]time.Time
 	// Kernel watches the processes of the same containers.
 	Kernel *KernelOracle
 	ctx    context.Context
@@ -36,8 +38,8 @@ func (w *Testbed) WatchContainerd(namespace string) *ContainerdOracle {
 	require.NoError(w.T, err)
 	ctx, cancel := context.WithCancel(w.Ctx)
 	tr := &ContainerdOracle{
-		started: map[string]time.Time{}, exited: map[string]time.Time{}, Kernel: w.WatchKernel(namespace),
-		ctx: ctx,
+		started: map[string]time.Time{}, reported: map[string]time.Time{}, exited: map[string]time.Time{},
+		Kernel: w.WatchKernel(namespace), ctx: ctx,
 	}
 	done := make(chan struct{})
 	messages, broken := cl.EventService().Subscribe(ctx, `namespace==`+namespace)
@@ -80,7 +82,7 @@ func (tr *ContainerdOracle) record(m *coreevents.Envelope) {
 	defer tr.mu.Unlock()
 	switch e := e.(type) {
 	case *events.TaskStart:
-		tr.started[e.ContainerID] = m.Timestamp
+		tr.started[e.ContainerID], tr.reported[e.ContainerID] = m.Timestamp, time.Now()
 	case *events.TaskExit:
 		// After an agent that was killed while it deleted a task, containerd may clean up behind the shim that has gone, and
 		// report the exit once more, as of then.
@@ -184,6 +186,13 @@ func (tr *ContainerdOracle) Lifetime(id string) (started, exited time.Time) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	return tr.started[id], tr.exited[id]
+}
+
+// Reported returns when the start of a container became known outside containerd; zero where it has reported none.
+func (tr *ContainerdOracle) Reported(id string) time.Time {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	return tr.reported[id]
 }
 
 // FirstStart is when the first container started, by containerd, which may have reported it late. The kernel saw none
