@@ -40,6 +40,9 @@ const (
 	bytesPerFile = 4 << 10
 	// maxDepth bounds nested directories: the time to measure them grows with the square of the depth.
 	maxDepth = 1000
+	// maxOpenFiles bounds what all processes of a container hold open: reading a million takes seconds, in which no other
+	// container is measured.
+	maxOpenFiles = 1 << 20
 	// entriesAtOnce of a directory are read at once.
 	entriesAtOnce = 256
 	// logBurst times MaxLogBytes bounds what a container writes to its log within GuardEvery.
@@ -185,7 +188,7 @@ func (r *Runtime) fullLayers(ctx context.Context) (over []Excess, quiet bool) {
 		l.measuredAt, l.fullness = time.Now(), fullness
 		l.used, l.writing = used, used-l.used > l.step()/writingPart
 		switch {
-		case errors.Is(err, errTooDeep):
+		case errors.As(err, new(unmeasurable)):
 			over = append(over, Excess{id, err.Error()})
 		case err == nil && used > l.limit:
 			over = append(over, Excess{id, fmt.Sprintf("the container wrote more than %d MiB to its file system", l.limit>>20)})
@@ -243,7 +246,18 @@ func (r *Runtime) diskLimit(spec Spec) int64 {
 	return cmp.Or(int64(min(spec.Service.GetResources().GetDiskBytes(), math.MaxInt64)), r.cfg.DiskBytes)
 }
 
-var errTooDeep = fmt.Errorf("the container made more than %d directories in one another", maxDepth)
+// unmeasurable says what a container made that takes too long to measure: it is ended.
+type unmeasurable string
+
+func (u unmeasurable) Error() string { return string(u) }
+
+func errTooDeep() error {
+	return unmeasurable(fmt.Sprintf("the container made more than %d directories in one another", maxDepth))
+}
+
+func errTooManyOpen() error {
+	return unmeasurable(fmt.Sprintf("the processes of the container hold more than %d files open", maxOpenFiles))
+}
 
 // layerUse counts the blocks of all files in a container's layer, and of removed files that the container holds open.
 // It stops above the limit.
@@ -253,10 +267,10 @@ func (r *Runtime) layerUse(ctx context.Context, id, dir string, limit int64) (in
 		return 0, err
 	}
 	defer func() { _ = root.Close() }()
-	count := use{root: root, limit: limit, seen: map[uint64]bool{}}
+	count := use{root: root, limit: limit, seen: map[uint64]bool{}, mayOpen: maxOpenFiles}
 	err = count.addDir(ctx, ".", 0)
 	if err == nil && count.bytes <= limit {
-		r.addRemoved(id, &count)
+		err = r.addRemoved(ctx, id, &count)
 	}
 	return count.bytes, errors.Join(err, ctx.Err())
 }
@@ -267,12 +281,14 @@ type use struct {
 	limit int64
 	bytes int64
 	seen  map[uint64]bool
+	// mayOpen is how many open files are read yet.
+	mayOpen int
 }
 
 // addDir adds a directory with all that it has. It holds a few of the names at a time: one directory may have millions.
 func (u *use) addDir(ctx context.Context, path string, depth int) error {
 	if depth > maxDepth {
-		return errTooDeep
+		return errTooDeep()
 	}
 	// The container may have put a pipe in its place, on which another open would wait for ever.
 	dir, err := u.root.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
@@ -316,12 +332,12 @@ func (u *use) add(info fs.FileInfo) {
 }
 
 // addRemoved counts removed files that the container's processes hold open: they take space, and no walk finds them.
-func (r *Runtime) addRemoved(id string, count *use) {
+func (r *Runtime) addRemoved(ctx context.Context, id string, count *use) error {
 	dirs := r.cgroupDirs(r.cgroupPath(id))
 	if len(dirs) == 0 {
-		return
+		return nil
 	}
-	_ = filepath.WalkDir(dirs[0], func(path string, entry fs.DirEntry, err error) error {
+	return filepath.WalkDir(dirs[0], func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.Name() != "cgroup.procs" {
 			return nil // removed meanwhile
 		}
@@ -331,29 +347,46 @@ func (r *Runtime) addRemoved(id string, count *use) {
 		}
 		defer func() { _ = file.Close() }()
 		for lines := bufio.NewScanner(file); lines.Scan(); {
-			addRemovedOf("/proc/"+lines.Text(), count)
+			if err := count.addRemovedOf(ctx, "/proc/"+lines.Text()); err != nil {
+				return err
+			}
 		}
 		return nil
 	})
 }
 
-func addRemovedOf(process string, count *use) {
+// addRemovedOf counts the removed files that a process, a directory of /proc, holds open. Like addDir it holds a few of
+// the descriptors at a time.
+func (u *use) addRemovedOf(ctx context.Context, process string) error {
 	var root unix.Stat_t
 	if unix.Stat(process+"/root", &root) != nil {
-		return
+		return nil // it has ended
 	}
-	open, err := os.ReadDir(process + "/fd")
+	dir, err := os.Open(process + "/fd")
 	if err != nil {
-		return
+		return nil // it has ended
 	}
-	for _, fd := range open {
-		// os.Stat follows the link to the open file. Files of other file systems than the container's do not count here.
-		info, err := os.Stat(process + "/fd/" + fd.Name())
-		if err != nil || !info.Mode().IsRegular() {
-			continue
+	defer func() { _ = dir.Close() }()
+	for {
+		open, err := dir.Readdirnames(entriesAtOnce)
+		if u.mayOpen -= len(open); u.mayOpen < 0 {
+			return errTooManyOpen()
 		}
-		if st, is := info.Sys().(*syscall.Stat_t); is && st.Nlink == 0 && st.Dev == root.Dev {
-			count.add(info)
+		for _, fd := range open {
+			if u.bytes > u.limit || ctx.Err() != nil {
+				return nil
+			}
+			// os.Stat follows the link to the open file. Files of other file systems than the container's do not count here.
+			info, err := os.Stat(process + "/fd/" + fd)
+			if err != nil || !info.Mode().IsRegular() {
+				continue
+			}
+			if st, is := info.Sys().(*syscall.Stat_t); is && st.Nlink == 0 && st.Dev == root.Dev {
+				u.add(info)
+			}
+		}
+		if err != nil {
+			return nil // its end
 		}
 	}
 }

@@ -169,3 +169,17 @@ func TestARemovedFileOfAnotherFileSystemIsNotTheContainersOwn(t *testing.T) {
 	}, 60*time.Second, runtime.GuardEvery)
 	require.False(t, over[elsewhere.ID])
 }
+
+// A container may hold as many files open as the kernel has room for; the agent's memory and time are for all members.
+func TestAProcessWithManyOpenFilesIsNotReadToItsEnd(t *testing.T) {
+	const held = 2000
+	for range held {
+		fd, err := unix.Dup(0)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = unix.Close(fd) })
+	}
+	_, err := runtime.RemovedUse(t.Context(), "/proc/self", 10*held)
+	require.NoError(t, err)
+	_, err = runtime.RemovedUse(t.Context(), "/proc/self", held)
+	require.ErrorContains(t, err, "files open")
+}

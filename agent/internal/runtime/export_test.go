@@ -51,6 +51,13 @@ func DirUse(ctx context.Context, root *os.Root, name string) (int64, error) {
 	return count.bytes, err
 }
 
+// RemovedUse is what the removed files take that a process holds open; it may hold so many open in all.
+func RemovedUse(ctx context.Context, process string, mayOpen int) (int64, error) {
+	count := use{limit: math.MaxInt64, seen: map[uint64]bool{}, mayOpen: mayOpen}
+	err := count.addRemovedOf(ctx, process)
+	return count.bytes, err
+}
+
 // CgroupOf is the path of a container's cgroup.
 func CgroupOf(parent, id string) string {
 	return (&Runtime{cfg: Config{CgroupParent: parent}}).cgroupPath(id)
