@@ -108,7 +108,7 @@ test: deps check shallow unit race-short mutants e2e ## every check: linters, un
 
 .PHONY: unit
 unit: ## unit, property and integration tests
-	@$(GO) test -vet=off -timeout 20m $$($(GO) list ./... | grep -v $(foreach p,$(E2E),-e '$(p:./%=/%)$$')) # make check vets
+	@$(GO) test -vet=off -p 3 -timeout 20m $$($(GO) list ./... | grep -v $(foreach p,$(E2E),-e '$(p:./%=/%)$$')) # make check vets
 	@cd e2e/sqlcheck && $(GO) test -vet=off ./... # a module of its own: CockroachDB's parser stays out of the product
 
 .PHONY: test-gpu
@@ -121,7 +121,7 @@ e2e: build build-failpoint demo-app ## end to end, with the real binaries; each 
 	@# Fetch and build what the packages need before their tests compete for the machine. No test runs; without -count=1
 	@# the Go tool would also skip the preparation when it has run this very binary before.
 	@out=$$($(GO) test -vet=off -count=1 -p 1 -run '^$$' ./e2e/guide ./e2e/notebook ./e2e/upgrade) || { echo "$$out"; exit 1; }
-	@$(GO) test -vet=off -p 3 -parallel 1 -timeout 30m $(E2E)
+	@$(GO) test -vet=off -p 2 -parallel 2 -timeout 30m $(E2E)
 
 # The record is a commit's: the next call with the same commit goes on where this one ends.
 .PHONY: soak
@@ -209,7 +209,7 @@ race-e2e: build demo-app ## end to end with programs that have the race detector
 		for report in $(BIN)/race/report.*; do ! test -e $$report || { cat $$report; status=1; }; done; exit $$status
 
 .PHONY: mutants
-mutants: ## break each law on purpose in a few ways, and make a few small changes: tests must notice
+mutants: ## break each law on purpose, and make a few small changes: tests must notice
 	@$(GO) run ./e2e/mutants
 
 .PHONY: mutants-all

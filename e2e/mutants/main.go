@@ -12,7 +12,7 @@
 //	+++ b/agent/internal/state/accept.go
 //	…
 //
-// CI runs a few patches of each law, the same ones each time; -all runs every patch.
+// CI runs one patch of each law, the same one each time; -all runs every patch.
 //
 // Generated mutants are small changes that this program makes of the syntax trees: another comparison, a condition or a
 // call left out, two calls in another order, a condition of an SQL statement that always holds. sample.txt says how

@@ -112,7 +112,7 @@ func load(dir string, match *regexp.Regexp) ([]mutant, error) {
 }
 
 // shortPatches is how many patches of a law the short sample takes.
-const shortPatches = 3
+const shortPatches = 1
 
 // someOfEachLaw takes at most n patches of each law. Which ones follows from the seed and their names alone.
 func someOfEachLaw(all []mutant, n int, seed string) []mutant {
