@@ -34,10 +34,13 @@ func (l *fieldLife) requireLogs() {
 }
 
 func (l *fieldLife) requireExec() {
-	got := runIn(l.Testbed, l.user, l.Name, "", "--service", "vllm", "--", "/usr/local/bin/vllm", "serve",
-		"--no-such-flag")
+	exec := func(args ...string) harness.Output {
+		return l.user.Run(filepath.Join(harness.Binaries(l.T), "gpuaas"),
+			append([]string{"exec", "--project", "main", l.Name, "-i"}, args...)...)
+	}
+	got := exec("--service", "vllm", "--", "/usr/local/bin/vllm", "serve", "--no-such-flag")
 	require.Equal(l.T, 2, got.Code, got.Err)
-	got = runIn(l.Testbed, l.user, l.Name, "", "--service", "monitor", "--", "/usr/local/bin/monitor")
+	got = exec("--service", "monitor", "--", "/usr/local/bin/monitor")
 	require.Equal(l.T, 1, got.Code, got.Err)
 	require.Contains(l.T, got.Out, "address already in use", "the command is in the sidecar's network")
 }

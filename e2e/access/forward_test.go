@@ -1,4 +1,4 @@
-package lifecycle_test
+package access_test
 
 import (
 	"bytes"

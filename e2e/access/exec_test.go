@@ -1,4 +1,4 @@
-package lifecycle_test
+package access_test
 
 import (
 	"bytes"
@@ -34,14 +34,8 @@ func processes(t *testing.T, args ...string) (n int) {
 // run runs a command in the app by the command line.
 func run(w *harness.Testbed, s *harness.Shell, input string, args ...string) harness.Output {
 	w.T.Helper()
-	return runIn(w, s, "app", input, args...)
-}
-
-// runIn runs a command in an instance by the command line.
-func runIn(w *harness.Testbed, s *harness.Shell, instance, input string, args ...string) harness.Output {
-	w.T.Helper()
 	cmd := exec.CommandContext(w.Ctx, filepath.Join(harness.Binaries(w.T), "gpuaas"),
-		append([]string{"exec", "--project", "main", instance, "-i"}, args...)...)
+		append([]string{"exec", "--project", "main", "app", "-i"}, args...)...)
 	var out, stderr bytes.Buffer
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = s.Env, strings.NewReader(input), &out, &stderr
 	_ = cmd.Run()
