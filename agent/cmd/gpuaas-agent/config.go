@@ -131,7 +131,14 @@ func (c *config) socket() string {
 	return cmp.Or(c.localSocket, filepath.Join(c.runDir, "agent.sock"))
 }
 
-func (c *config) mpsDir() string { return filepath.Join(c.runDir, "mps") }
+func (c *config) inventoryConfig(log *slog.Logger) accelerator.Config {
+	cfg := c.inventory
+	if self, err := os.Executable(); cfg.NVML == "" && err == nil {
+		cfg.NVML = filepath.Join(filepath.Dir(self), "gpuaas-nvml")
+	}
+	cfg.Log, cfg.LadderFile, cfg.MPSDir = log, filepath.Join(c.runDir, "accelerators.json"), filepath.Join(c.runDir, "mps")
+	return cfg
+}
 
 func (c *config) mode() (os.FileMode, error) {
 	m, err := strconv.ParseUint(c.socketMode, 8, 32)

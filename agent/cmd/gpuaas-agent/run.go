@@ -261,12 +261,7 @@ func (c *config) serve(ctx context.Context, out io.Writer, n *node, rt *runtime.
 		},
 		Log: n.log,
 	})
-	if self, err := os.Executable(); c.inventory.NVML == "" && err == nil {
-		c.inventory.NVML = filepath.Join(filepath.Dir(self), "gpuaas-nvml")
-	}
-	c.inventory.Log, c.inventory.LadderFile = n.log, filepath.Join(c.runDir, "accelerators.json")
-	c.inventory.MPSDir = c.mpsDir()
-	inventory := accelerator.New(c.inventory)
+	inventory := accelerator.New(c.inventoryConfig(n.log))
 	volumes, environments, err := c.openVolumes(n.log)
 	if err != nil {
 		return err

@@ -64,7 +64,7 @@ func (c *config) uninstall(ctx context.Context) error {
 	if volumesErr == nil {
 		volumesErr = errors.Join(environments.Purge(ctx), volumes.Purge(ctx))
 	}
-	mpsErr := accelerator.StopMPS(ctx, c.mpsDir())
+	mpsErr := accelerator.StopMPS(ctx, c.inventoryConfig(log))
 	if err := errors.Join(purgeErr, err, volumesErr, mpsErr, rt.Close()); err != nil {
 		return fault.New(fault.Internal, codeUninstallIncomplete, "Not everything could be removed; the data directory "+
 			"stays, so that uninstall can be run again.", err)

@@ -95,8 +95,13 @@ func limitMPS(control string, env []string, socket, threadPercent, memoryMiB str
 	return nil
 }
 
-// endMPS lets every program use the GPU again.
-func endMPS(root, gpu string) error { return setComputeMode(root, gpu, nvml.COMPUTEMODE_DEFAULT) }
+// endMPS lets every program use the GPU again. One that is gone has lost its mode.
+func endMPS(root, gpu string) error {
+	if err := setComputeMode(root, gpu, nvml.COMPUTEMODE_DEFAULT); !errors.Is(err, nvml.ERROR_NOT_FOUND) {
+		return err
+	}
+	return nil
+}
 
 func setComputeMode(root, gpu string, mode nvml.ComputeMode) error {
 	driver := library(root)

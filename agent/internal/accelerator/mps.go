@@ -208,7 +208,8 @@ func (m *mps) of(gpu string) []string {
 	return found
 }
 
-// stop ends the daemon of a GPU with its servers and removes what it had.
+// stop ends the daemon of a GPU with its servers and removes what it had. As long as the GPU cannot be released, its
+// directory stays, which tells the next call that there is a GPU to release.
 func (m *mps) stop(ctx context.Context, gpu string) error {
 	var releaseErr error
 	for _, at := range m.of(gpu) {
@@ -230,8 +231,12 @@ func (m *mps) stop(ctx context.Context, gpu string) error {
 			}
 		}
 	}
+	if releaseErr != nil {
+		m.givenAt.Store(gpu, time.Now()) // stopIdle tries again
+		return releaseErr
+	}
 	m.givenAt.Delete(gpu)
-	return errors.Join(releaseErr, os.RemoveAll(filepath.Join(m.dir, gpu)))
+	return os.RemoveAll(filepath.Join(m.dir, gpu))
 }
 
 // holder is the process that runs the daemon of this directory, as its lock says; 0 where there is none. An agent that
@@ -296,8 +301,8 @@ func (m *mps) hasFailed() (failed bool) {
 }
 
 // StopMPS ends all MPS daemons of an agent that is uninstalled, whose containers are gone.
-func StopMPS(ctx context.Context, dir string) error {
-	return (&mps{dir: dir}).stopIdle(ctx, nil, time.Now(), 0)
+func StopMPS(ctx context.Context, cfg Config) error {
+	return New(cfg).mps.stopIdle(ctx, nil, time.Now(), 0)
 }
 
 func (g grant) hasMPS() bool { return g.sharing == protocol.SharingMPS }

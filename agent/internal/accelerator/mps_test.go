@@ -30,11 +30,12 @@ func mpsMachine(t *testing.T, program string) (*nvmltest.Library, accelerator.Co
 	root, dir := t.TempDir(), t.TempDir()
 	library.Driver(root, 2)
 	require.NoError(t, os.WriteFile(filepath.Join(root, "usr/bin/nvidia-cuda-mps-control"), []byte(program), 0o755))
-	t.Cleanup(func() { require.NoError(t, accelerator.StopMPS(context.Background(), dir)) })
-	return library, accelerator.Config{
+	cfg := accelerator.Config{
 		Root: withDriver(t), NVML: nvmltest.Program(t), DriverRoot: root, Sharing: sharing(t, "all=mps:4"), MPSDir: dir,
 		Interval: 20 * time.Millisecond, MPSIdle: time.Hour,
 	}
+	t.Cleanup(func() { require.NoError(t, accelerator.StopMPS(context.Background(), cfg)) })
+	return library, cfg
 }
 
 func TestContainersWithSlicesReachOneMPSDaemon(t *testing.T) {
@@ -131,6 +132,23 @@ func TestAKilledMPSDaemonLeavesTheGPUToEveryProgram(t *testing.T) {
 		return err == nil && len(left) == 0
 	}, waitLimit, 10*time.Millisecond)
 	require.Equal(t, firstUUID+" 0", library.ComputeMode())
+}
+
+// The agent that would have released the GPU has ended as well, and the driver does not answer at first.
+func TestAnUninstalledAgentLeavesTheGPUToEveryProgram(t *testing.T) {
+	library, cfg := mpsMachine(t, nvmltest.MPSControl)
+	i, stop := startOne(t, cfg)
+	edits, err := i.Edits(t.Context(), []string{firstUUID + "-mps4-0"}, "acme")
+	require.NoError(t, err)
+	stop()
+	killSupervisor(t, edits.MPS.PipeDir)
+	without := cfg
+	without.NVML = "/no/such/program"
+	require.Error(t, accelerator.StopMPS(t.Context(), without))
+	require.Equal(t, firstUUID+" 3", library.ComputeMode())
+	require.NoError(t, accelerator.StopMPS(t.Context(), cfg), "the GPU is still known")
+	require.Equal(t, firstUUID+" 0", library.ComputeMode())
+	require.NoDirExists(t, filepath.Join(cfg.MPSDir, firstUUID))
 }
 
 func killSupervisor(t *testing.T, pipeDir string) {

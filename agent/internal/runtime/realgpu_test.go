@@ -1,6 +1,7 @@
 package runtime_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -215,11 +216,11 @@ func TestContainersOnRealGPUsShareOneByMPS(t *testing.T) {
 	//nolint:usetesting // a socket's path is short
 	dir, err := os.MkdirTemp("", f.word)
 	require.NoError(t, err)
+	g.cfg.MPSDir, g.cfg.MPSIdle = dir, time.Hour
 	t.Cleanup(func() {
-		require.NoError(t, accelerator.StopMPS(t.Context(), dir))
+		require.NoError(t, accelerator.StopMPS(context.Background(), g.cfg))
 		require.NoError(t, os.RemoveAll(dir))
 	})
-	g.cfg.MPSDir, g.cfg.MPSIdle = dir, time.Hour
 	i, gpu, slices := g.sharedRealGPU(t, "mps:4")
 	image := f.computerImage(i, slices[0])
 	var held []runtime.Spec
