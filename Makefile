@@ -108,7 +108,7 @@ test: deps check shallow unit race-short mutants e2e ## every check: linters, un
 
 .PHONY: unit
 unit: ## unit, property and integration tests
-	@$(GO) test -vet=off -p 3 -timeout 20m $$($(GO) list ./... | grep -v $(foreach p,$(E2E),-e '$(p:./%=/%)$$')) # make check vets
+	@$(GO) test -vet=off -p 3 -timeout 30m $$($(GO) list ./... | grep -v $(foreach p,$(E2E),-e '$(p:./%=/%)$$')) # make check vets
 	@cd e2e/sqlcheck && $(GO) test -vet=off ./... # a module of its own: CockroachDB's parser stays out of the product
 
 .PHONY: test-gpu
