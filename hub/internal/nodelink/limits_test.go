@@ -238,3 +238,29 @@ func TestANodeThatFlapsWritesNoEvents(t *testing.T) {
 	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM instance_members WHERE restarts = $1`, counter),
 		"each report was taken")
 }
+
+// Law 13: a caller who leaves before the node has the stream takes no tunnel of its org along.
+func TestLaw13ATunnelThatWasNotOpenedGivesItsPlaceBack(t *testing.T) {
+	h := hubtest.New(t)
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
+	go func() {
+		for {
+			s, _, err := l.Conn.Accept(context.Background())
+			if err != nil {
+				return
+			}
+			_ = s.Send(&protocol.TunnelResponse{ErrorReason: protocol.Nack_NOT_ASSIGNED})
+			_ = s.Close()
+		}
+	}()
+	left, leave := context.WithCancel(t.Context())
+	leave()
+	for range 40 {
+		_, err := h.Link.Logs(left, n.ID, "org", &protocol.LogsRequest{MemberId: "m1"})
+		require.EqualValues(t, "node_unreachable", fault.As(err).Code)
+	}
+	_, err := h.Link.Logs(t.Context(), n.ID, "org", &protocol.LogsRequest{MemberId: "m1"})
+	require.EqualValues(t, "node_refused", fault.As(err).Code, "the node answers: the stream was opened")
+}
