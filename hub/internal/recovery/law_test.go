@@ -253,6 +253,30 @@ func TestLaw08AnAdoptionHasItsEventsAndAuditRows(t *testing.T) {
 	require.Equal(t, 1, rows("audit_rows", "action", "hub.recovery.adopt", lo.n.ID), "the node")
 }
 
+// Nodes upload at the same time: the end of one's upload leaves what has come of another's, so that nothing of the
+// other's is taken for missing.
+func TestLaw16AnUploadEndsForItsOwnNodeAlone(t *testing.T) {
+	h, n, l := hubtest.NewWithNode(t)
+	other := h.Enroll()
+	lo := &lost{h: h, n: n, l: l, kept: h.Launch()}
+	l.ExpectState(1)
+	lo.backup = h.Backup()
+	made := lo.launch()
+	again := lo.restore()
+	adopts := func(of *hubtest.Node, m *protocol.StateUpload) bool {
+		t.Helper()
+		adopted, err := uploads(again).Receive(t.Context(), of.Identity, m)
+		require.NoError(t, err)
+		return adopted
+	}
+	require.False(t, adopts(n, &protocol.StateUpload{State: lo.upload.GetState(), Parts: lo.upload.GetParts()}))
+	require.True(t, adopts(other, &protocol.StateUpload{Last: true}))
+	lo.upload.Parts = nil
+	require.True(t, adopts(n, lo.upload))
+	require.NotContains(t, again.Findings(), finding.Document)
+	require.Equal(t, n.ID, again.Instance(made.ID).Members[0].NodeID)
+}
+
 // A lease of after the backup that the restored wallet does not cover goes on: what there is of credit is held for it,
 // nobody owes more than was there, and the admin reads of it.
 func TestLaw07AnAdoptedLeaseHoldsNoMoreThanTheCredit(t *testing.T) {
