@@ -6,9 +6,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // A version may mount one volume twice, to write in one place and to read in another: that is a writer.
@@ -33,4 +35,24 @@ func TestAnInstanceThatAlsoReadsItsVolumeIsItsWriter(t *testing.T) {
 	require.NoError(t, launch())
 	requireCode(t, "volume_in_use", launch())
 	require.Equal(t, 1, w.Count(`SELECT count(*) FROM reserved_volumes WHERE NOT read_only`))
+}
+
+// A size that the project's volume does not have is refused, not passed over.
+func TestLaw12NoSizeIsChosenForAVolumeOfTheProject(t *testing.T) {
+	w := newVolumeWorld(t)
+	v := w.volume("data")
+	chosen := manifest.Choice{
+		CPUMillis: 100, MemoryMiB: 16, Volumes: []manifest.VolumeChoice{{Name: "data", VolumeID: v.ID, SizeMiB: 128}},
+	}
+	in := w.InstanceInput()
+	in.Version, in.Resources = "2.0.0", chosen
+	_, err := w.Commands().CreateInstance(t.Context(), w.Meta("launch"), in)
+	w.requireRefused(err, manifest.CodeResourcesInvalid, "/volumes/0/size_mib")
+	i, err := w.launch("2.0.0", v.ID)
+	require.NoError(t, err)
+	w.Report(1, w.Says(i, protocol.WorkloadStatus_READY))
+	_, err = w.upgrade(i, command.UpgradeInstanceInput{Version: "2.1.0", Resources: chosen})
+	w.requireRefused(err, manifest.CodeResourcesInvalid, "/volumes/0/size_mib")
+	_, err = w.upgrade(i, command.UpgradeInstanceInput{Version: "2.1.0"})
+	require.NoError(t, err)
 }
