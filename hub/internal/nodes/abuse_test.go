@@ -295,3 +295,33 @@ func TestSegmentsThatSkipRecordNumbersAreSetAside(t *testing.T) {
 	require.Equal(t, 16, hubtest.Count(h, `SELECT count(*) FROM usage_set_aside`))
 	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM recovery_findings WHERE resource_id = 'i2'`))
 }
+
+// Law 5: the room for segments that are set aside is each node's own. One that uses its up has the hub keep those of
+// another all the same, as they were signed: they are acknowledged, and their node deletes them.
+func TestLaw05OneNodesSegmentsTakeNoRoomOfAnothers(t *testing.T) {
+	h := hubtest.New(t)
+	greedy, other := h.Enroll(), h.Enroll()
+	wrong := func(k int) []*protocol.UsageRecord {
+		r := hubtest.SessionSeconds(db.NewID(), nil, h.Now(), 1)
+		r.Sequence = uint64(2 * k) // 2, 4, 6, …
+		return []*protocol.UsageRecord{r}
+	}
+	var runs [][]*protocol.UsageRecord
+	for k := range 20 {
+		runs = append(runs, wrong(k+1))
+	}
+	stream := greedy.Connect(hubtest.Hello("i1")).OpenUsage()
+	for _, env := range greedy.SealNumbered("i1", runs...) {
+		require.Empty(t, hubtest.Upload(t, stream, env).GetNackReason())
+	}
+	sent := other.SealNumbered("i1", wrong(1))[0]
+	ack := hubtest.Upload(t, other.Connect(hubtest.Hello("i1")).OpenUsage(), sent)
+	require.EqualValues(t, 1, ack.GetPostedSegment())
+	kept := hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (raw []byte, err error) {
+		return raw, tx.QueryRow(ctx, `SELECT envelope FROM usage_set_aside WHERE node_id = $1`, other.ID).Scan(&raw)
+	})
+	env := &protocol.Envelope{}
+	require.NoError(t, proto.Unmarshal(kept, env))
+	require.True(t, proto.Equal(sent, env))
+	require.Equal(t, 16, hubtest.Count(h, `SELECT count(*) FROM usage_set_aside WHERE node_id = $1`, greedy.ID))
+}
