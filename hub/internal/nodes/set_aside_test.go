@@ -11,9 +11,11 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -80,4 +82,36 @@ func TestMemberThatCannotBeTakenOverHoldsUpNoOtherOfItsNode(t *testing.T) {
 	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM app_instances WHERE id = $1 AND status = 'decommissioned'`,
 		poisoned.ID))
 	require.NotContains(t, h.Findings(), finding.Report)
+}
+
+// Law 8: a node that comes back with a report of which one member is set aside counts as online, with its event and its
+// audit row; so do its other members.
+func TestLaw08ANodeIsBackWithItsEventWhereAMemberIsSetAside(t *testing.T) {
+	h, n, l := hubtest.NewWithNode(t)
+	poisoned, running := h.Launch(), h.Launch()
+	l.ExpectState(2)
+	h.Decommission(poisoned.ID)
+	state, _ := l.ExpectState(1)
+	hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (pgconn.CommandTag, error) {
+		return tx.Exec(ctx, `ALTER TABLE subjects ADD CONSTRAINT poison CHECK (closed_at IS NULL)`)
+	})
+	h.Advance(fleet.OnlineWindow)
+	require.NoError(t, h.Nodes.Sweep(t.Context()))
+	rows := func() (online, audited int) {
+		return hubtest.Count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.online' AND subject = $1`, n.ID),
+			hubtest.Count(h, `SELECT count(*) FROM audit_rows WHERE action = 'fleet.node.contact' AND resource_id = $1`, n.ID)
+	}
+	online, audited := rows()
+	pub, _ := n.Key.Public().(ed25519.PublicKey)
+	l.Counter++
+	require.Error(t, h.Nodes.Report(t.Context(), nodelink.Peer{NodeID: n.ID, Key: pub}, l.Welcome.GetSessionNo(),
+		&protocol.Report{
+			Counter: l.Counter, At: timestamppb.Now(), Epoch: 1, Generation: state.GetGeneration(),
+			Workloads: []*protocol.WorkloadStatus{provenGone(poisoned), hubtest.Ready(running)},
+		}))
+	require.True(t, h.NodeRow(n.ID).Reachable)
+	onlineNow, auditedNow := rows()
+	require.Equal(t, online+1, onlineNow)
+	require.Equal(t, audited+1, auditedNow)
+	require.Equal(t, lifecycle.HealthHealthy, h.Instance(running.ID).Lifecycle.Health)
 }
