@@ -278,6 +278,27 @@ func TestAnExitIsMeasuredOnAFullDiskWhateverElseIsFound(t *testing.T) {
 	require.True(t, s.Measured("r1"))
 }
 
+// The cap of a lease counts a second once, however often a full disk refuses the sample that holds it: otherwise the
+// workload would end before its lease.
+func TestLaw03UsageThatCannotBeStoredIsNotConsumed(t *testing.T) {
+	d := newSmallDisk(t)
+	s := d.openWithoutReserve()
+	use(t, s, "a", "r1", 60)
+	before := s.Consumed("a")
+	require.Positive(t, before[protocol.MeterSessionSeconds])
+	d.free()
+	d.fill(0)
+	up := meter.Run{RunID: "r1", MemberID: "a", StartedAt: noon, Up: true}
+	for range 3 {
+		require.ErrorContains(t, s.SaveSample(meter.Observation{At: noon.Add(2 * time.Minute), Runs: []meter.Run{up}},
+			clock.Stamp{At: noon}), "disk_full")
+		require.Equal(t, before, s.Consumed("a"))
+	}
+	d.free()
+	sample(t, s, noon.Add(2*time.Minute), up)
+	require.Equal(t, (2 * time.Minute).Microseconds(), s.Consumed("a")[protocol.MeterSessionSeconds])
+}
+
 // Usage that is measured on a full disk takes half of the reserve file at most: what ends something is durable however
 // long the disk is full.
 func TestUsageOnAFullDiskLeavesRoomForWhatEnds(t *testing.T) {
