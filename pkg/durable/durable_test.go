@@ -2,12 +2,17 @@ package durable_test
 
 import (
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/e2e/powerloss"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/durable"
 	"github.com/gpuaas/gpuaas/pkg/durable/durabletest"
 )
@@ -58,6 +63,39 @@ func TestReplaceThatFailsLeavesTheOldContent(t *testing.T) {
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, left, 1, "the temporary file is gone")
+}
+
+// The first content of a name is there whole, and so is the one that replaces it: without a sync of the file, the name
+// would be durable before the content.
+func TestAFileIsThereWholeAfterAPowerCut(t *testing.T) {
+	skip.Root(t, "mounts and loop devices")
+	const mib, cuts = 64, 4
+	disk, err := powerloss.New(filepath.Join(t.TempDir(), "disk"), filepath.Join(t.TempDir(), "point"), mib)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, disk.Close()) })
+	require.NoError(t, disk.Sync())
+	for i := range cuts {
+		seed := rand.Uint64()
+		t.Logf("seed %d", seed)
+		made := filepath.Join(disk.Point, "made-"+strconv.Itoa(i))
+		placed := filepath.Join(disk.Point, "placed-"+strconv.Itoa(i))
+		content := strings.Repeat(strconv.Itoa(i), 3*os.Getpagesize())
+		require.NoError(t, durable.Create(made, []byte(content), 0o600))
+		require.NoError(t, durable.Replace(placed, []byte(content), 0o600))
+		replaced := filepath.Join(disk.Point, "replaced")
+		require.NoError(t, durable.Replace(replaced, []byte(content), 0o600))
+		_, err := disk.Cut(rand.New(rand.NewPCG(seed, 0)), func() error { return nil })
+		require.NoError(t, err)
+		require.NoError(t, disk.Examine(func() {
+			for _, path := range []string{made, placed, replaced} {
+				left, err := os.ReadFile(path)
+				require.NoError(t, err)
+				require.Equal(t, len(content), len(left), path) //nolint:testifylint // Len would print it
+				require.True(t, content == string(left), path)  //nolint:testifylint // Equal would print it
+			}
+		}))
+		require.NoError(t, disk.PowerOn())
+	}
 }
 
 func requireFile(t *testing.T, path, content string, mode fs.FileMode) {
