@@ -115,6 +115,22 @@ func TestAfterABootTheEarlierOfTwoPlausibleTimesCounts(t *testing.T) {
 	}
 }
 
+// A hub whose clock ran ahead has signed a document of a time to come; another one has told the right time since. A
+// leap of a restarted agent to that document would be billed, and would end leases.
+func TestLaw17ARestartDoesNotLeapToADocumentThatWasSignedAhead(t *testing.T) {
+	m := newMachine(noon, "one")
+	never := clock.Start(clock.Known{}, m.Reading)
+	told := never.Sync(noon, 0, m.Reading)
+	m.pass(time.Hour)
+	again := clock.Start(clock.Known{Last: told.Stamp(m.Reading), Signed: noon.Add(day)}, m.Reading)
+	require.Equal(t, noon.Add(time.Hour), again.At(m.Reading))
+	require.False(t, again.Doubtful())
+
+	again = clock.Start(clock.Known{Last: never.Stamp(m.Reading), Signed: noon.Add(day)}, m.Reading)
+	require.Equal(t, noon.Add(day), again.At(m.Reading), "without a hub's time in this boot the document tells more")
+	require.True(t, again.Doubtful())
+}
+
 func TestAHubsTimeSetsTheClockOnlyAsFarAsItMust(t *testing.T) {
 	const took = 10 * time.Second
 	for name, c := range map[string]struct{ at, want time.Duration }{
