@@ -322,6 +322,21 @@ func TestAMemberThatNoNodeEverHadNeedsNoProof(t *testing.T) {
 	require.Nil(t, changes[0].Removed[0].Proof)
 }
 
+// Law 9: what another node was sent proves nothing, however few generations that node has had: the state with the
+// member may still arrive at its own.
+func TestLaw09AStateOfAnotherNodeIsNoProof(t *testing.T) {
+	w := newWorld(t)
+	w.dispatched(4, w.member)
+	w.decommission()
+	w.do(func(ctx context.Context, tx db.Tx) {
+		require.NoError(t, instance.RecordAbsentFrom(ctx, tx, db.NewID(), 1, 3, []string{}, w.now))
+	})
+	require.Empty(t, w.report(4))
+	w.dispatched(5)
+	require.Empty(t, w.report(4))
+	require.Equal(t, lifecycle.Decommissioned, w.report(5)[0].Instance.Lifecycle.Status)
+}
+
 func TestAProofForAMemberThatIsWantedDoesNotEndIt(t *testing.T) {
 	w := newWorld(t)
 	removed := w.says(protocol.WorkloadStatus_REMOVED)
