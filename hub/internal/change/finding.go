@@ -38,16 +38,32 @@ func ResolveFinding(ctx context.Context, tx db.Tx, f finding.Finding) error {
 	return Append(ctx, tx, BySystem(f.NodeID, f.At), findingEntry("hub.recovery.finding_resolved", f))
 }
 
+// ResolveOtherFindings ends a node's findings of a kind, with their events, except those about some resources.
+func ResolveOtherFindings(ctx context.Context, tx db.Tx, nodeID, kind string, still []string, now time.Time) error {
+	resolved, err := finding.ResolveOthers(ctx, tx, nodeID, kind, still)
+	if err != nil {
+		return err
+	}
+	return appendResolved(ctx, tx, resolved, now)
+}
+
 // resolveUnpaid resolves, with their events, the findings about an allocation or attachment that has ended, by the hub
 // or by its tenant.
 func resolveUnpaid(ctx context.Context, tx db.Tx, resourceID string, now time.Time) error {
 	resolved, err := finding.ResolveUnpaid(ctx, tx, resourceID)
+	if err != nil {
+		return err
+	}
+	return appendResolved(ctx, tx, resolved, now)
+}
+
+func appendResolved(ctx context.Context, tx db.Tx, resolved []finding.Finding, now time.Time) error {
 	for _, f := range resolved {
 		if err := Append(ctx, tx, BySystem(f.NodeID, now), findingEntry("hub.recovery.finding_resolved", f)); err != nil {
 			return err
 		}
 	}
-	return err
+	return nil
 }
 
 func findingEntry(eventType string, f finding.Finding) Entry {

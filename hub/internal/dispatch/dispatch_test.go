@@ -280,6 +280,8 @@ func TestAMemberThatBreaksARuleKeepsNoLeaseAndNoNeighbourFromItsNode(t *testing.
 	h.Decommission(broken.ID)
 	l.ExpectState(1)
 	require.Empty(t, h.Findings())
+	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM events WHERE type = 'hub.recovery.finding_resolved'
+		AND subject = $1 AND data ->> 'kind' = 'member_left_out'`, broken.Members[0].ID))
 }
 
 func TestAHubThatWasAwayGivesNodesTimeToComeBack(t *testing.T) {

@@ -31,5 +31,5 @@ func reportLeftOut(ctx context.Context, tx db.Tx, nodeID string, left []plan.Lef
 			return err
 		}
 	}
-	return finding.ResolveOthers(ctx, tx, nodeID, finding.Member, members)
+	return change.ResolveOtherFindings(ctx, tx, nodeID, finding.Member, members, now)
 }

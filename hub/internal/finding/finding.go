@@ -123,10 +123,11 @@ func ResolveUnpaid(ctx context.Context, tx db.Tx, resourceID string) ([]Finding,
 		RETURNING id, node_id, kind, resource_type, resource_id, detail, found_at`, Release, Lease, resourceID)
 }
 
-// ResolveOthers deletes a node's findings of a kind except those about some resources.
-func ResolveOthers(ctx context.Context, tx db.Tx, nodeID, kind string, still []string) error {
-	return tx.Queue(ctx,
-		`DELETE FROM recovery_findings WHERE node_id = $1 AND kind = $2 AND resource_id <> ALL($3::text[])`, nodeID, kind,
+// ResolveOthers deletes a node's findings of a kind except those about some resources. It returns the findings.
+func ResolveOthers(ctx context.Context, tx db.Tx, nodeID, kind string, still []string) ([]Finding, error) {
+	return db.Select(ctx, tx, pgx.RowToStructByPos[Finding],
+		`DELETE FROM recovery_findings WHERE node_id = $1 AND kind = $2 AND resource_id <> ALL($3::text[])
+		RETURNING id, node_id, kind, resource_type, resource_id, detail, found_at`, nodeID, kind,
 		append([]string{}, still...))
 }
 

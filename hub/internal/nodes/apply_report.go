@@ -48,7 +48,7 @@ func applyWhole(ctx context.Context, tx db.Tx, r Report, now time.Time) ([]insta
 	if err := ledger.NoteIdle(ctx, tx, r.NodeID, r.idle(nil, changes), now); err != nil {
 		return nil, err
 	}
-	if err := finding.ResolveOthers(ctx, tx, r.NodeID, finding.Report, nil); err != nil {
+	if err := change.ResolveOtherFindings(ctx, tx, r.NodeID, finding.Report, nil, now); err != nil {
 		return nil, err
 	}
 	return changes, completeAll(ctx, tx, r.origin(), actionReport, changes, now)

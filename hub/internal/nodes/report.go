@@ -54,7 +54,7 @@ func (svc *Service) applyReport(ctx context.Context, a incomingReport) (reportRe
 		return out, err
 	}
 	if err := writeTx(ctx, svc, func(tx db.Tx) error {
-		return finding.ResolveOthers(ctx, tx, a.from.nodeID, finding.Report, failed)
+		return change.ResolveOtherFindings(ctx, tx, a.from.nodeID, finding.Report, failed, a.now)
 	}); err != nil {
 		return out, err
 	}

@@ -82,6 +82,8 @@ func TestMemberThatCannotBeTakenOverHoldsUpNoOtherOfItsNode(t *testing.T) {
 	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM app_instances WHERE id = $1 AND status = 'decommissioned'`,
 		poisoned.ID))
 	require.NotContains(t, h.Findings(), finding.Report)
+	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM events WHERE type = 'hub.recovery.finding_resolved'
+		AND subject = $1 AND data ->> 'kind' = 'report_failed'`, poisoned.Members[0].ID))
 }
 
 // Law 8: a node that comes back with a report of which one member is set aside counts as online, with its event and its
