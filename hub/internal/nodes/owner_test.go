@@ -52,3 +52,24 @@ func TestLaw15TheOwnersSignedRefusalIsShownToTheTenant(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "Not here.", v.Message().GetRule())
 }
+
+// The refusal that is signed is of the member: no service shows one beside it.
+func TestLaw15AServiceShowsNoRefusalOfItsOwn(t *testing.T) {
+	h, n, l := hubtest.NewWithNode(t)
+	i := h.Launch()
+	state, _ := l.ExpectState(1)
+	s := &protocol.WorkloadStatus{
+		MemberId: i.Members[0].ID, InstanceId: i.ID, Revision: 1, Status: protocol.WorkloadStatus_STARTING,
+		Services: []*protocol.ServiceStatus{
+			{Name: "main", Status: protocol.ServiceStatus_FAILED, Reason: protocol.WorkloadStatus_OWNER_REFUSED},
+			{Name: "other", Status: protocol.ServiceStatus_FAILED, Reason: protocol.WorkloadStatus_IMAGE_PULL_FAILED},
+		},
+	}
+	require.NoError(t, s.RefuseAsOwner(n.ID, protocol.NewEd25519Signer(n.Key)))
+	l.Report(state.GetGeneration(), s)
+	m := h.Instance(i.ID).Members[0]
+	require.Empty(t, m.OwnerRefusal, "the member is not refused")
+	require.Len(t, m.Services, 2)
+	require.Equal(t, protocol.WorkloadStatus_INTERNAL.Text(), m.Services[0].Reason)
+	require.Equal(t, protocol.WorkloadStatus_IMAGE_PULL_FAILED.Text(), m.Services[1].Reason)
+}

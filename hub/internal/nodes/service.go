@@ -216,9 +216,15 @@ func nodeEvent(ctx context.Context, tx db.Tx, from origin, typ, action string, d
 	return change.Audit(ctx, tx, from.by("", now), e)
 }
 
-// requireSigned removes an owner's refusal without a valid signature from each status.
+// requireSigned removes an owner's refusal without a valid signature from each status. An owner refuses a member, and
+// signs for that: a service has no refusal of its own.
 func requireSigned(statuses []*protocol.WorkloadStatus, peer nodelink.Peer) {
 	for _, s := range statuses {
+		for _, service := range s.GetServices() {
+			if service.GetReason() == protocol.WorkloadStatus_OWNER_REFUSED {
+				service.Reason = protocol.WorkloadStatus_INTERNAL
+			}
+		}
 		if s.GetReason() != protocol.WorkloadStatus_OWNER_REFUSED {
 			s.OwnerRefusal = nil
 			continue
