@@ -2,11 +2,13 @@ package admission
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/net/ipv4"
 )
 
 func always(netip.Prefix) bool { return true }
@@ -52,4 +54,23 @@ func TestAcceptQueueIsBoundedAndDropsStaleDials(t *testing.T) {
 	require.Nil(t, q.next(now.Add(time.Minute), always))
 	require.Empty(t, q.sources)
 	require.Empty(t, q.dials)
+}
+
+// quic-go asks for a Retry packet where a token is not its own. A sender with forged ones would else hold all slots,
+// each for a second, with one packet each.
+func TestADialWithAForgedTokenKeepsNoSlot(t *testing.T) {
+	socket, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, socket.Close()) })
+	s := New(socket)
+	for i := range 3 * slotsBeforeStart {
+		from := &net.UDPAddr{IP: net.IPv4(198, 51, byte(i), 1), Port: 1}
+		m := ipv4.Message{Buffers: [][]byte{[]byte("dial")}, N: 4, Addr: from}
+		require.True(t, s.mustWait(&m, initial{destID: []byte("id"), hasToken: true}))
+		given := []ipv4.Message{{Buffers: [][]byte{make([]byte, 4)}}}
+		require.Equal(t, 1, s.deliver(given), "dial %d finds no slot", i)
+		require.Equal(t, from, given[0].Addr)
+		require.True(t, s.verifySourceAddress(from))
+	}
+	require.Empty(t, s.taken)
 }
