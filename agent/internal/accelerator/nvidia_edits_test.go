@@ -160,7 +160,7 @@ func TestWhatTheChildSaysIsChecked(t *testing.T) {
 		"a node":              {node("/dev/nvidia0", filepath.Join(root, "dev/nvidia0")), false},
 		"a MIG device":        {node("/dev/nvidia-caps/nvidia-cap21", part), false},
 		"memory":              {node("/dev/mem", ""), false},
-		"memory as a GPU":     {node("/dev/nvidia0", "/dev/mem"), true},
+		"a stranger as a GPU": {node("/dev/nvidia0", "/dev/null"), true}, // a node that each machine has
 		"no node":             {node("/dev/nvidia0", ""), true},
 		"a program":           {mount(program, "/usr/bin/nvidia-smi"), false},
 		"a directory":         {mount(socket, "/usr/bin/daemon.sock"), false},
