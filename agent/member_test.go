@@ -40,6 +40,42 @@ func TestAnExitCountsThoughItsStartWasNotStored(t *testing.T) {
 	require.EqualValues(t, 1, crash(agent.Run{}, agent.StableAfter))
 }
 
+// A one-shot service that the node ends may exit with 0 halfway through its work: it runs again once it may.
+func TestAServiceIsCompletedByAnExitOfItsOwnAlone(t *testing.T) {
+	started := agent.Run{StartedAt: noon.Add(-time.Minute)}
+	with := func(change func(*agent.Run)) agent.Run {
+		run := started
+		change(&run)
+		return run
+	}
+	exited := agent.Listed{Status: agent.Exited, StartedAt: noon.Add(-time.Minute), ExitedAt: noon}
+	completes := func(run agent.Run, l agent.Listed, restart protocol.Service_RestartPolicy) bool {
+		m := agent.Member{ID: "web"}
+		agent.RecordExit{
+			MemberID: "web", Service: "migrate", Revision: 1, SpecDigest: "spec", Restart: restart, Unasked: true,
+		}.RecordMember(&m, run, l, noon, noon)
+		return len(m.Services["migrate"].Completed) > 0
+	}
+	require.True(t, completes(started, exited, protocol.Service_ON_FAILURE))
+	require.True(t, completes(started, exited, protocol.Service_NEVER))
+	require.False(t, completes(started, exited, protocol.Service_ALWAYS))
+	for name, run := range map[string]agent.Run{
+		"stopped":     with(func(r *agent.Run) { r.StopRequested = true }),
+		"over disk":   with(func(r *agent.Run) { r.OverDisk = "too much" }),
+		"not alive":   with(func(r *agent.Run) { r.NotAlive = "no answer" }),
+		"not a build": with(func(r *agent.Run) { r.BuildFailed = "nothing installed" }),
+	} {
+		require.False(t, completes(run, exited, protocol.Service_ON_FAILURE), name)
+	}
+	for name, l := range map[string]agent.Listed{
+		"failed": {Status: agent.Exited, ExitCode: 1},
+		"lost":   {Status: agent.Exited, Lost: true},
+		"killed": {Status: agent.Exited, OOMKilled: true},
+	} {
+		require.False(t, completes(started, l, protocol.Service_ON_FAILURE), name)
+	}
+}
+
 // A registry that is away says nothing about the workload: it waits, says for what, and is pulled when the registry is
 // back.
 func TestARegistryThatIsAwayNeverFailsAMember(t *testing.T) {
