@@ -215,6 +215,18 @@ func (n *testNode) portOf(member string, l *net.TCPListener) {
 	}))
 }
 
+// hangs is how long a stream may take before a test fails.
+const hangs = time.Minute
+
+func accepted(t *testing.T, at *net.TCPListener) *net.TCPConn {
+	t.Helper()
+	require.NoError(t, at.SetDeadline(time.Now().Add(hangs)))
+	conn, err := at.AcceptTCP()
+	require.NoError(t, err)
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(hangs)))
+	return conn
+}
+
 func TestAPortIsReachedThroughATunnelForAsLongAsItIsTheMembers(t *testing.T) {
 	_, n, s := start(t)
 	app, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -223,6 +235,7 @@ func TestAPortIsReachedThroughATunnelForAsLongAsItIsTheMembers(t *testing.T) {
 	connect := func(member, port string) (*link.Stream, protocol.Nack_Reason) {
 		stream, err := s.conn.Open(t.Context(), &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_TUNNEL})
 		require.NoError(t, err)
+		require.NoError(t, stream.SetReadDeadline(time.Now().Add(hangs)))
 		require.NoError(t, stream.Send(&protocol.TunnelRequest{Request: &protocol.TunnelRequest_Connect{
 			Connect: &protocol.ConnectRequest{MemberId: member, Port: port},
 		}}))
@@ -237,8 +250,7 @@ func TestAPortIsReachedThroughATunnelForAsLongAsItIsTheMembers(t *testing.T) {
 
 	stream, refused := connect("m1", "http")
 	require.Empty(t, refused)
-	conn, err := app.AcceptTCP()
-	require.NoError(t, err)
+	conn := accepted(t, app)
 	question := bytes.Repeat([]byte("question"), 100_000)
 	go func() {
 		_, _ = stream.Write(question)
@@ -257,8 +269,7 @@ func TestAPortIsReachedThroughATunnelForAsLongAsItIsTheMembers(t *testing.T) {
 	// The member's network goes while a stream is open.
 	stream, refused = connect("m1", "http")
 	require.Empty(t, refused)
-	conn, err = app.AcceptTCP()
-	require.NoError(t, err)
+	conn = accepted(t, app)
 	require.NoError(t, n.store.UpdateMember("m1", func(m *state.Member) { m.Services = nil }))
 	_, err = stream.Read(make([]byte, 1))
 	require.Error(t, err)
@@ -270,8 +281,7 @@ func TestAPortIsReachedThroughATunnelForAsLongAsItIsTheMembers(t *testing.T) {
 	n.portOf("m1", app)
 	stream, refused = connect("m1", "http")
 	require.Empty(t, refused)
-	conn, err = app.AcceptTCP()
-	require.NoError(t, err)
+	conn = accepted(t, app)
 	moved, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, moved.Close()) }()
