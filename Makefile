@@ -9,7 +9,7 @@ APILINT    := $(TOOLS)/apilint
 GO         := go
 APP        ?= demo
 # The end-to-end tests: the packages whose main function runs them in a sandbox, the longest first.
-LONGEST    := ./e2e/lifecycle ./e2e/guide ./e2e/chaos ./e2e/notebook
+LONGEST    := ./e2e/lifecycle ./e2e/guide ./e2e/chaos
 E2E        := $(LONGEST) $(filter-out $(LONGEST),$(patsubst %/main_test.go,./%,$(shell \
 	grep -l harness.RunTests e2e/*/main_test.go)))
 LDFLAGS    := -s -w
@@ -108,7 +108,7 @@ test: deps check shallow unit race-short mutants e2e ## every check: linters, un
 
 .PHONY: unit
 unit: ## unit, property and integration tests
-	@$(GO) test -vet=off -p 3 -timeout 30m $$($(GO) list ./... | grep -v $(foreach p,$(E2E),-e '$(p:./%=/%)$$')) # make check vets
+	@$(GO) test -vet=off -timeout 20m $$($(GO) list ./... | grep -v $(foreach p,$(E2E),-e '$(p:./%=/%)$$')) # make check vets
 	@cd e2e/sqlcheck && $(GO) test -vet=off ./... # a module of its own: CockroachDB's parser stays out of the product
 
 .PHONY: test-gpu
@@ -121,7 +121,7 @@ e2e: build build-failpoint demo-app ## end to end, with the real binaries; each 
 	@# Fetch and build what the packages need before their tests compete for the machine. No test runs; without -count=1
 	@# the Go tool would also skip the preparation when it has run this very binary before.
 	@out=$$($(GO) test -vet=off -count=1 -p 1 -run '^$$' ./e2e/guide ./e2e/notebook ./e2e/upgrade) || { echo "$$out"; exit 1; }
-	@$(GO) test -vet=off -p 4 -parallel 1 -timeout 30m $(E2E)
+	@$(GO) test -vet=off -p 3 -parallel 1 -timeout 30m $(E2E)
 
 # The record is a commit's: the next call with the same commit goes on where this one ends.
 .PHONY: soak
