@@ -70,7 +70,11 @@ func runMPS(root, gpu, dir, threadPercent, memoryMiB string) error {
 	}()
 	err = daemon.Wait()
 	fmt.Fprintln(os.Stderr, "the MPS daemon has ended:", err)
-	_ = endMPS(root, gpu)
+	if err := endMPS(root, gpu); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	} else {
+		_ = os.WriteFile(filepath.Join(dir, "released"), nil, 0o600)
+	}
 	return unix.Kill(0, unix.SIGKILL) // its servers, too
 }
 

@@ -44,8 +44,7 @@ type mps struct {
 	dir, program, root string
 	// ended is called when a daemon has ended.
 	ended func()
-	// release lets every program use the GPU of a daemon that was killed, as one that ends does itself; nil leaves that to
-	// the daemons.
+	// release lets every program use the GPU of a daemon that was killed; nil leaves that to the daemons.
 	release func(ctx context.Context, gpu string) error
 
 	// locks are by GPU; one is held while the GPU's daemon is started or ended.
@@ -214,16 +213,16 @@ func (m *mps) of(gpu string) []string {
 func (m *mps) stop(ctx context.Context, gpu string) error {
 	var releaseErr error
 	for _, at := range m.of(gpu) {
-		released := false
 		if pid := holder(at); pid > 1 && isHeld(at) {
 			_ = unix.Kill(pid, unix.SIGTERM) // the daemon's, as it holds the lock
 			awaitEnd(at)
-			if released = !isHeld(at); !released {
+			if isHeld(at) {
 				_ = unix.Kill(-pid, unix.SIGKILL)
 				awaitEnd(at)
 			}
 		}
-		if !released && m.release != nil {
+		// A daemon that was not killed has released its GPU, and says so.
+		if _, err := os.Stat(filepath.Join(at, "released")); err != nil && m.release != nil {
 			releaseErr = m.release(ctx, gpu)
 		}
 		for _, name := range []string{"shm", "pipe"} {
