@@ -130,9 +130,9 @@ func (s *storm) requireBills() {
 		require.False(s.T, l.EndedAt.IsZero(), "run %s has not ended", b.run)
 		most, least := s.observedBounds(b.run, l)
 		if billed := b.to.Sub(b.from); billed-most > resolution || least-billed > resolution {
-			s.T.Logf("run %s is billed from %s to %s and not for %s to %s; it was created at %s, started at %s, ended at %s",
-				b.run, b.from.Format(clockFormat), b.to.Format(clockFormat), least, most, l.CreatedAt.Format(clockFormat),
-				l.StartedAt.Format(clockFormat), l.EndedAt.Format(clockFormat))
+			s.T.Logf("run %s is billed from %s to %s, which should be %s to %s long; it was created at %s, "+
+				"started at %s, ended at %s", b.run, b.from.Format(clockFormat), b.to.Format(clockFormat), least, most,
+				l.CreatedAt.Format(clockFormat), l.StartedAt.Format(clockFormat), l.EndedAt.Format(clockFormat))
 		}
 		over, under = max(over, b.to.Sub(b.from)-most), max(under, least-b.to.Sub(b.from))
 	}

@@ -251,13 +251,12 @@ type unmeasurable string
 
 func (u unmeasurable) Error() string { return string(u) }
 
-func errTooDeep() error {
-	return unmeasurable(fmt.Sprintf("the container made more than %d directories in one another", maxDepth))
-}
-
-func errTooManyOpen() error {
-	return unmeasurable(fmt.Sprintf("the processes of the container hold more than %d files open", maxOpenFiles))
-}
+var (
+	errTooDeep error = unmeasurable(
+		fmt.Sprintf("the container made more than %d directories in one another", maxDepth))
+	errTooManyOpen error = unmeasurable(
+		fmt.Sprintf("the processes of the container hold more than %d files open", maxOpenFiles))
+)
 
 // layerUse counts the blocks of all files in a container's layer, and of removed files that the container holds open.
 // It stops above the limit.
@@ -267,7 +266,7 @@ func (r *Runtime) layerUse(ctx context.Context, id, dir string, limit int64) (in
 		return 0, err
 	}
 	defer func() { _ = root.Close() }()
-	count := use{root: root, limit: limit, seen: map[uint64]bool{}, mayOpen: maxOpenFiles}
+	count := use{root: root, limit: limit, seen: map[uint64]bool{}, openLeft: maxOpenFiles}
 	err = count.addDir(ctx, ".", 0)
 	if err == nil && count.bytes <= limit {
 		err = r.addRemoved(ctx, id, &count)
@@ -281,14 +280,14 @@ type use struct {
 	limit int64
 	bytes int64
 	seen  map[uint64]bool
-	// mayOpen is how many open files are read yet.
-	mayOpen int
+	// openLeft is how many more open files may be read.
+	openLeft int
 }
 
 // addDir adds a directory with all that it has. It holds a few of the names at a time: one directory may have millions.
 func (u *use) addDir(ctx context.Context, path string, depth int) error {
 	if depth > maxDepth {
-		return errTooDeep()
+		return errTooDeep
 	}
 	// The container may have put a pipe in its place, on which another open would wait for ever.
 	dir, err := u.root.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
@@ -369,8 +368,8 @@ func (u *use) addRemovedOf(ctx context.Context, process string) error {
 	defer func() { _ = dir.Close() }()
 	for {
 		open, err := dir.Readdirnames(entriesAtOnce)
-		if u.mayOpen -= len(open); u.mayOpen < 0 {
-			return errTooManyOpen()
+		if u.openLeft -= len(open); u.openLeft < 0 {
+			return errTooManyOpen
 		}
 		for _, fd := range open {
 			if u.bytes > u.limit || ctx.Err() != nil {

@@ -53,7 +53,7 @@ func DirUse(ctx context.Context, root *os.Root, name string) (int64, error) {
 
 // RemovedUse is what the removed files take that a process holds open; it may hold so many open in all.
 func RemovedUse(ctx context.Context, process string, mayOpen int) (int64, error) {
-	count := use{limit: math.MaxInt64, seen: map[uint64]bool{}, mayOpen: mayOpen}
+	count := use{limit: math.MaxInt64, seen: map[uint64]bool{}, openLeft: mayOpen}
 	err := count.addRemovedOf(ctx, process)
 	return count.bytes, err
 }
