@@ -1,7 +1,6 @@
 package runtime
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -19,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -40,8 +40,8 @@ const (
 	bytesPerFile = 4 << 10
 	// maxDepth bounds nested directories: the time to measure them grows with the square of the depth.
 	maxDepth = 1000
-	// maxOpenFiles bounds what all processes of a container hold open: reading a million takes seconds, in which no other
-	// container is measured.
+	// maxOpenFiles bounds what all threads of a container hold open or mapped: reading a million takes seconds, in which no
+	// other container is measured.
 	maxOpenFiles = 1 << 20
 	// entriesAtOnce of a directory are read at once.
 	entriesAtOnce = 256
@@ -72,11 +72,13 @@ type Excess struct {
 
 // layer is a container's own file system, and when it was measured.
 type layer struct {
-	dir        string
-	limit      int64
+	dir   string
+	limit int64
+	// device is that of the mount in which the container sees its files; zero where it is not known.
+	device     uint64
 	measuredAt time.Time
-	// fullness is how much of the file system was in use at that time.
-	fullness int64
+	// filled is that of the diskWatch at that time.
+	filled int64
 	// used is what was counted then, writing whether that was notably more than the time before.
 	used     int64
 	writing  bool
@@ -94,6 +96,9 @@ type diskWatch struct {
 	// calledAt is the time of the last call, fullness how much of the file system was in use then.
 	calledAt time.Time
 	fullness int64
+	// filled is by how much the file system has filled between any two calls, in all: what others remove in the meantime
+	// does not hide what a layer has grown.
+	filled int64
 }
 
 // OverLimit measures what running containers have written, cuts logs over their size, and returns the containers that
@@ -168,15 +173,16 @@ func (r *Runtime) fullLayers(ctx context.Context) (over []Excess, quiet bool) {
 		return nil, false
 	}
 	fullness := int64(st.Blocks-st.Bfree) * st.Bsize
-	quiet = fullness-r.disk.fullness <= quietDisk
+	grown := fullness - r.disk.fullness
+	quiet = grown <= quietDisk
 	r.disk.fullness = fullness
+	r.disk.filled += max(0, grown)
 	if began.Before(r.disk.restUntil) {
 		return nil, quiet
 	}
 	due := slices.DeleteFunc(slices.Collect(maps.Keys(r.disk.layers)), func(id string) bool {
 		l := r.disk.layers[id]
-		l.fullness = min(l.fullness, fullness)
-		return !l.measuredAt.IsZero() && !l.writing && fullness-l.fullness < l.step() &&
+		return !l.measuredAt.IsZero() && !l.writing && r.disk.filled-l.filled < l.step() &&
 			began.Sub(l.measuredAt) < restAge
 	})
 	slices.SortFunc(due, func(a, b string) int {
@@ -184,8 +190,8 @@ func (r *Runtime) fullLayers(ctx context.Context) (over []Excess, quiet bool) {
 	})
 	for _, id := range due {
 		l := r.disk.layers[id]
-		used, err := r.layerUse(ctx, id, l.dir, l.limit)
-		l.measuredAt, l.fullness = time.Now(), fullness
+		used, err := r.layerUse(ctx, id, l)
+		l.measuredAt, l.filled = time.Now(), r.disk.filled
 		l.used, l.writing = used, used-l.used > l.step()/writingPart
 		switch {
 		case errors.As(err, new(unmeasurable)):
@@ -238,7 +244,22 @@ func (r *Runtime) layerOf(ctx context.Context, id string) (*layer, error) {
 			}
 		}
 	}
+	l.device = deviceOf(l.dir)
 	return l, nil
+}
+
+// deviceOf is the device of the mount that has the directory as its upper layer; zero where there is none. A process of
+// the container cannot be asked: it may have changed its root.
+func deviceOf(upper string) uint64 {
+	option := "upperdir=" + upper
+	found, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		is := slices.Contains(strings.Split(m.VFSOptions, ","), option)
+		return !is, is
+	})
+	if err != nil || len(found) == 0 {
+		return 0
+	}
+	return unix.Mkdev(uint32(found[0].Major), uint32(found[0].Minor)) //nolint:gosec // the kernel's numbers have 32 bits
 }
 
 // diskLimit is how many bytes the run's container may write.
@@ -255,20 +276,20 @@ var (
 	errTooDeep error = unmeasurable(
 		fmt.Sprintf("the container made more than %d directories in one another", maxDepth))
 	errTooManyOpen error = unmeasurable(
-		fmt.Sprintf("the processes of the container hold more than %d files open", maxOpenFiles))
+		fmt.Sprintf("the processes of the container hold more than %d files open or mapped", maxOpenFiles))
 )
 
-// layerUse counts the blocks of all files in a container's layer, and of removed files that the container holds open.
-// It stops above the limit.
-func (r *Runtime) layerUse(ctx context.Context, id, dir string, limit int64) (int64, error) {
-	root, err := os.OpenRoot(dir) // the container may put links into it while it is read
+// layerUse counts the blocks of all files in a container's layer, and of removed files that the container holds open or
+// mapped. It stops above the limit.
+func (r *Runtime) layerUse(ctx context.Context, id string, l *layer) (int64, error) {
+	root, err := os.OpenRoot(l.dir) // the container may put links into it while it is read
 	if err != nil {
 		return 0, err
 	}
 	defer func() { _ = root.Close() }()
-	count := use{root: root, limit: limit, seen: map[uint64]bool{}, openLeft: maxOpenFiles}
+	count := use{root: root, device: l.device, limit: l.limit, seen: map[uint64]bool{}, openLeft: maxOpenFiles}
 	err = count.addDir(ctx, ".", 0)
-	if err == nil && count.bytes <= limit {
+	if err == nil && count.bytes <= l.limit {
 		err = r.addRemoved(ctx, id, &count)
 	}
 	return count.bytes, errors.Join(err, ctx.Err())
@@ -276,12 +297,15 @@ func (r *Runtime) layerUse(ctx context.Context, id, dir string, limit int64) (in
 
 // use adds up files, each once however many names it has, until they are above the limit.
 type use struct {
-	root  *os.Root
-	limit int64
-	bytes int64
-	seen  map[uint64]bool
-	// openLeft is how many more open files may be read.
+	root   *os.Root
+	device uint64
+	limit  int64
+	bytes  int64
+	seen   map[uint64]bool
+	// openLeft is how many more open files and mappings may be read.
 	openLeft int
+	// files and memory are the last threads whose open files, and whose mappings, were read.
+	files, memory int
 }
 
 // addDir adds a directory with all that it has. It holds a few of the names at a time: one directory may have millions.
@@ -328,64 +352,4 @@ func (u *use) add(info fs.FileInfo) {
 	}
 	const blockBytes = 512
 	u.bytes += max(st.Blocks*blockBytes, bytesPerFile)
-}
-
-// addRemoved counts removed files that the container's processes hold open: they take space, and no walk finds them.
-func (r *Runtime) addRemoved(ctx context.Context, id string, count *use) error {
-	dirs := r.cgroupDirs(r.cgroupPath(id))
-	if len(dirs) == 0 {
-		return nil
-	}
-	return filepath.WalkDir(dirs[0], func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.Name() != "cgroup.procs" {
-			return nil // removed meanwhile
-		}
-		file, err := os.Open(path) //nolint:gosec // a cgroup file system has no links
-		if err != nil {
-			return nil // removed meanwhile
-		}
-		defer func() { _ = file.Close() }()
-		for lines := bufio.NewScanner(file); lines.Scan(); {
-			if err := count.addRemovedOf(ctx, "/proc/"+lines.Text()); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// addRemovedOf counts the removed files that a process, a directory of /proc, holds open. Like addDir it holds a few of
-// the descriptors at a time.
-func (u *use) addRemovedOf(ctx context.Context, process string) error {
-	var root unix.Stat_t
-	if unix.Stat(process+"/root", &root) != nil {
-		return nil // it has ended
-	}
-	dir, err := os.Open(process + "/fd")
-	if err != nil {
-		return nil // it has ended
-	}
-	defer func() { _ = dir.Close() }()
-	for {
-		open, err := dir.Readdirnames(entriesAtOnce)
-		if u.openLeft -= len(open); u.openLeft < 0 {
-			return errTooManyOpen
-		}
-		for _, fd := range open {
-			if u.bytes > u.limit || ctx.Err() != nil {
-				return nil
-			}
-			// os.Stat follows the link to the open file. Files of other file systems than the container's do not count here.
-			info, err := os.Stat(process + "/fd/" + fd)
-			if err != nil || !info.Mode().IsRegular() {
-				continue
-			}
-			if st, is := info.Sys().(*syscall.Stat_t); is && st.Nlink == 0 && st.Dev == root.Dev {
-				u.add(info)
-			}
-		}
-		if err != nil {
-			return nil // its end
-		}
-	}
 }

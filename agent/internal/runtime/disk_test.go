@@ -32,28 +32,42 @@ func (f *fixture) untilOver(id string) runtime.Excess {
 }
 
 func TestContainerIsOverItsLimitByWhateverItWrites(t *testing.T) {
-	f := newFixture(t, func(c *runtime.Config) { c.DiskBytes = 16 << 20 })
+	limit := func(c *runtime.Config) { c.DiskBytes = 16 << 20 }
+	// A file system of its own: what else the machine removes must not hide what a container writes.
+	f := newFixtureOn(t, "1g", limit)
 	image := f.image()
 	for what, args := range map[string][]string{
-		"a file":                           {"fill", "/junk", "24"},
-		"a file that it has removed":       {"fill-removed", "/junk", "24"},
-		"directories that nobody measures": {"deep", "1500"},
+		"a file":                         {"fill", "/junk", "24"},
+		"a file that it has removed":     {"fill-removed", "/junk", "24"},
+		"a removed file that is mapped":  {"fill-mapped", "/junk", "24"},
+		"a removed file of one thread":   {"fill-apart", "/junk", "24"},
+		"a removed file of another root": {"fill-outside", "/junk", "24"},
 	} {
-		t.Run(what, func(t *testing.T) {
-			spec, small := f.spec(image, args...), f.spec(image, "fill", "/some", "8")
-			f.start(small)
-			f.start(spec)
-			require.NotEmpty(t, f.untilOver(spec.ID).Detail)
-			f.waitForLog(small.ID, "filled")
-			over, _ := f.rt.OverLimit(t.Context())
-			for _, x := range over {
-				require.NotEqual(t, small.ID, x.ID)
-			}
-			for _, id := range []string{spec.ID, small.ID} {
-				require.NoError(t, f.rt.Stop(t.Context(), id, 0))
-				require.NoError(t, f.rt.Remove(t.Context(), id))
-			}
-		})
+		t.Run(what, func(t *testing.T) { f.requireOverLimit(image, args...) })
+	}
+	t.Run("directories that nobody measures", func(t *testing.T) { // they take no space of a file system in memory
+		f := newFixture(t, limit)
+		f.requireOverLimit(f.image(), "deep", "1500")
+	})
+}
+
+// requireOverLimit expects that a container is over the limit, and that its neighbour, which writes half as much as it
+// may, is not.
+func (f *fixture) requireOverLimit(image string, args ...string) {
+	f.t.Helper()
+	spec, small := f.spec(image, args...), f.spec(image, "fill", "/some", "8")
+	spec.Service.Capabilities = []string{"CAP_SYS_CHROOT"}
+	f.start(small)
+	f.start(spec)
+	require.NotEmpty(f.t, f.untilOver(spec.ID).Detail)
+	f.waitForLog(small.ID, "filled")
+	over, _ := f.rt.OverLimit(f.t.Context())
+	for _, x := range over {
+		require.NotEqual(f.t, small.ID, x.ID)
+	}
+	for _, id := range []string{spec.ID, small.ID} {
+		require.NoError(f.t, f.rt.Stop(f.t.Context(), id, 0))
+		require.NoError(f.t, f.rt.Remove(f.t.Context(), id))
 	}
 }
 
@@ -178,8 +192,28 @@ func TestAProcessWithManyOpenFilesIsNotReadToItsEnd(t *testing.T) {
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = unix.Close(fd) })
 	}
-	_, err := runtime.RemovedUse(t.Context(), "/proc/self", 10*held)
+	_, err := runtime.RemovedUse(t.Context(), 10*held, os.Getpid())
 	require.NoError(t, err)
-	_, err = runtime.RemovedUse(t.Context(), "/proc/self", held)
+	_, err = runtime.RemovedUse(t.Context(), held, os.Getpid())
 	require.ErrorContains(t, err, "files open")
+}
+
+func TestFilesThatThreadsShareAreReadOnce(t *testing.T) {
+	const held = 2000
+	for range held {
+		fd, err := unix.Dup(0)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = unix.Close(fd) })
+	}
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
+	other, done := make(chan int), make(chan struct{})
+	defer close(done)
+	go func() {
+		goruntime.LockOSThread()
+		other <- unix.Gettid()
+		<-done
+	}()
+	_, err := runtime.RemovedUse(t.Context(), held*3/2, unix.Gettid(), <-other)
+	require.NoError(t, err)
 }

@@ -3,6 +3,7 @@ package runtime
 import (
 	"archive/tar"
 	"context"
+	"errors"
 	"math"
 	"os"
 
@@ -41,7 +42,7 @@ func ShiftEntry(h *tar.Header, base, size uint32) error { return idShift{base, s
 
 // LayerUse is what a layer of the container takes of the disk, as far as it is within the limit.
 func LayerUse(ctx context.Context, dir string, limit int64) (int64, error) {
-	return (&Runtime{}).layerUse(ctx, "none", dir, limit)
+	return (&Runtime{}).layerUse(ctx, "none", &layer{dir: dir, limit: limit})
 }
 
 // DirUse is what a directory that was found below another one takes of the disk.
@@ -51,10 +52,13 @@ func DirUse(ctx context.Context, root *os.Root, name string) (int64, error) {
 	return count.bytes, err
 }
 
-// RemovedUse is what the removed files take that a process holds open; it may hold so many open in all.
-func RemovedUse(ctx context.Context, process string, mayOpen int) (int64, error) {
+// RemovedUse is what the removed files take that threads hold open or mapped; there may be so many of these in all.
+func RemovedUse(ctx context.Context, mayOpen int, threads ...int) (int64, error) {
 	count := use{limit: math.MaxInt64, seen: map[uint64]bool{}, openLeft: mayOpen}
-	err := count.addRemovedOf(ctx, process)
+	var err error
+	for _, thread := range threads {
+		err = errors.Join(err, count.addRemovedOf(ctx, thread))
+	}
 	return count.bytes, err
 }
 

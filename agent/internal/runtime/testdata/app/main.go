@@ -5,15 +5,19 @@ import (
 	"encoding/json"
 	"fmt"
 	"io/fs"
+	"math"
 	"net"
 	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
+	goruntime "runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func main() {
@@ -48,8 +52,8 @@ func main() {
 		lines(number(2), "", "")
 	case "eat":
 		eat(number(2))
-	case "fill", "fill-removed":
-		fill(os.Args[2], number(3), os.Args[1] == "fill-removed")
+	case "fill", "fill-removed", "fill-mapped", "fill-apart", "fill-outside":
+		fill(os.Args[1], os.Args[2], number(3))
 	case "deep":
 		deepen(number(2))
 	case "shout":
@@ -102,11 +106,20 @@ func eat(megabytes int) {
 	fmt.Println(len(all))
 }
 
-// fill writes a file and holds it open, removed if the caller wants that, and stays.
-func fill(path string, megabytes int, removed bool) {
+// fill writes a file, and stays. It holds the file open, in the other ways after it has removed it: by a mapping alone,
+// by a thread that has files of its own, or after a change of its root to another file system.
+func fill(way, path string, megabytes int) {
+	if way == "fill-apart" {
+		goruntime.LockOSThread()
+		if unix.Gettid() == os.Getpid() { // the first thread's files are those of the process
+			go fill(way, path, megabytes)
+			forever()
+		}
+		check(unix.CloseRange(math.MaxInt32, math.MaxInt32, unix.CLOSE_RANGE_UNSHARE))
+	}
 	file, err := os.Create(path)
 	check(err)
-	if removed {
+	if way != "fill" {
 		check(os.Remove(path))
 	}
 	for range megabytes {
@@ -114,6 +127,14 @@ func fill(path string, megabytes int, removed bool) {
 		check(err)
 	}
 	check(file.Sync())
+	switch way {
+	case "fill-mapped":
+		_, err := unix.Mmap(int(file.Fd()), 0, megabytes<<20, unix.PROT_READ, unix.MAP_SHARED)
+		check(err)
+		check(file.Close())
+	case "fill-outside":
+		check(unix.Chroot("/dev/shm"))
+	}
 	fmt.Println("filled")
 	forever()
 }
