@@ -14,19 +14,13 @@ import (
 
 // Adopted is what a member uses according to its signed document.
 type Adopted struct {
-	MemberID       string
-	AllocationID   string
-	NodeID         string
-	OrgID          string
-	ProjectID      string
-	CorrelationID  string
-	CPUMillis      int64
-	MemoryBytes    int64
-	AcceleratorIDs []string
-	// HostPorts are the ports of the node that were chosen.
-	HostPorts []uint32
-	// Volumes are those of the project.
-	Volumes []VolumeUse
+	MemberID      string
+	AllocationID  string
+	NodeID        string
+	OrgID         string
+	ProjectID     string
+	CorrelationID string
+	Use
 }
 
 // Adopt records what a member uses that a restored hub does not know. An unknown allocation is created and grows with
@@ -47,15 +41,8 @@ func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (made bool, 
 			return false, at, err
 		}
 	}
-	if err := takeAccelerators(ctx, tx, a, now); err != nil {
+	if err := take(ctx, tx, at, a, now); err != nil {
 		return false, at, err
-	}
-	if err := tx.Queue(ctx, `DELETE FROM reserved_ports WHERE node_id = $1 AND port = ANY($2::INT8[])`, a.NodeID,
-		portNumbers(a.HostPorts)); err != nil {
-		return false, at, err
-	}
-	if err := insertClaims(ctx, tx, at, a.AcceleratorIDs, now); err != nil && !fault.Is(err, fault.Conflict) {
-		return false, at, err // a conflict: the allocation has claimed some already
 	}
 	if err := reserveVolumes(ctx, tx, a.MemberID, a.AllocationID, a.Volumes); err != nil {
 		return false, at, err
@@ -67,6 +54,37 @@ func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (made bool, 
 			AcceleratorIDs: a.AcceleratorIDs,
 		},
 	}, now)
+}
+
+// AdoptUse adds what a newer revision of a member uses to what the rows have reserved for it.
+func AdoptUse(ctx context.Context, tx db.Tx, a Adopted, now time.Time) error {
+	at, err := GetAny(ctx, tx, a.AllocationID)
+	if err != nil {
+		return err
+	}
+	if err := take(ctx, tx, at, a, now); err != nil {
+		return err
+	}
+	c, _, err := inPlace(ctx, tx, a.MemberID)
+	if err != nil {
+		return err
+	}
+	return c.reserve(ctx, tx, a.MemberID, a.Use)
+}
+
+// take ends what others have, according to the rows, of what a member uses, and claims its accelerators.
+func take(ctx context.Context, tx db.Tx, at Allocation, a Adopted, now time.Time) error {
+	if err := takeAccelerators(ctx, tx, a, now); err != nil {
+		return err
+	}
+	if err := tx.Queue(ctx, `DELETE FROM reserved_ports WHERE node_id = $1 AND port = ANY($2::INT8[]) AND member_id <> $3`,
+		a.NodeID, portNumbers(a.HostPorts), a.MemberID); err != nil {
+		return err
+	}
+	if err := insertClaims(ctx, tx, at, a.AcceleratorIDs, now); err != nil && !fault.Is(err, fault.Conflict) {
+		return err // a conflict: the allocation has claimed some already
+	}
+	return nil
 }
 
 func makeAdopted(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (Allocation, error) {

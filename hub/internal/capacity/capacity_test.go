@@ -420,7 +420,7 @@ func TestAnAcceleratorThatWasTakenOverIsClaimedOnceInTheSnapshot(t *testing.T) {
 	adopted := capacity.Adopted{
 		MemberID: db.NewID(), AllocationID: db.NewID(), NodeID: w.gpu.ID, OrgID: w.org, ProjectID: w.project,
 		CorrelationID: "corr",
-		CPUMillis:     1000, MemoryBytes: 1 << 30, AcceleratorIDs: old.AcceleratorIDs[:1],
+		Use:           capacity.Use{CPUMillis: 1000, MemoryBytes: 1 << 30, AcceleratorIDs: old.AcceleratorIDs[:1]},
 	}
 	require.NoError(t, w.try(func(ctx context.Context, tx db.Tx) error {
 		_, _, err := capacity.Adopt(ctx, tx, adopted, w.now())

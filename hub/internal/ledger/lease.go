@@ -72,20 +72,41 @@ func RaiseLimits(ctx context.Context, tx db.Tx, r LeaseRequest, cpuMillis, memor
 			"GPU; deploy it anew.", nil).
 			WithField("/resources/accelerator_sharing", "gives it another part of a GPU").Permanent()
 	}
+	if grown, err := s.grow(ctx, tx, cpuMillis, memoryBytes, next); err != nil || !grown {
+		return err
+	}
+	_, err = nextLease(ctx, tx, s, r)
+	return err
+}
+
+// AdoptLimits lets a member use what a newer revision of it uses that a restored hub does not know. Its leases are
+// adopted after that.
+func AdoptLimits(ctx context.Context, tx db.Tx, subjectID string, cpuMillis, memoryBytes int64,
+	acceleratorIDs []string,
+) error {
+	s, err := lockSubject(ctx, tx, subjectID)
+	if err != nil {
+		return err
+	}
+	var next Subject
+	next.SetAccelerators(acceleratorIDs)
+	_, err = s.grow(ctx, tx, cpuMillis, memoryBytes, next)
+	return err
+}
+
+// grow raises limits; grown is false where none is higher than before.
+func (s *subject) grow(ctx context.Context, tx db.Tx, cpuMillis, memoryBytes int64, next Subject,
+) (grown bool, err error) {
 	if cpuMillis <= s.CPUMillis && memoryBytes <= s.MemoryBytes && next.Accelerators <= s.Accelerators {
-		return nil
+		return false, nil
 	}
 	s.CPUMillis, s.MemoryBytes = max(s.CPUMillis, cpuMillis), max(s.MemoryBytes, memoryBytes)
 	if next.Accelerators > s.Accelerators {
 		s.Accelerators, s.AcceleratorSlices = next.Accelerators, next.AcceleratorSlices
 	}
-	if err := tx.Queue(ctx, `UPDATE subjects SET cpu_millis = $2, memory_bytes = $3, accelerators = $4,
+	return true, tx.Queue(ctx, `UPDATE subjects SET cpu_millis = $2, memory_bytes = $3, accelerators = $4,
 		accelerator_slices = $5 WHERE id = $1`,
-		s.ID, s.CPUMillis, s.MemoryBytes, s.Accelerators, s.AcceleratorSlices); err != nil {
-		return err
-	}
-	_, err = nextLease(ctx, tx, s, r)
-	return err
+		s.ID, s.CPUMillis, s.MemoryBytes, s.Accelerators, s.AcceleratorSlices)
 }
 
 // OpenMember starts billing of a member and gives it its first lease: OpenSubject and IssueLease in fewer statements.

@@ -151,12 +151,7 @@ func (a adopter) apply(ctx context.Context, tx db.Tx, todo plan.Adoption) error 
 		}
 	}
 	for _, w := range todo.Changed {
-		if _, err := a.instance(ctx, tx, w, catalog.Resolved{}); err != nil {
-			return err
-		}
-		if err := a.addFinding(ctx, tx, finding.Revision, resourceInstance, w.GetInstanceId(),
-			"Version %s, revision %d, was asked for after the backup; it goes on as it is.", w.GetAppVersion(),
-			w.GetRevision()); err != nil {
+		if err := a.changed(ctx, tx, w); err != nil {
 			return err
 		}
 	}
@@ -260,19 +255,12 @@ func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error
 	if err := a.owner(ctx, tx, w.GetOrgId(), w.GetOrgSlug(), w.GetProjectId()); err != nil {
 		return err
 	}
-	use := capacity.UseOf(larger(w))
-	both := capacity.UseOf(slices.Concat(w.GetServices(), w.GetFallback().GetServices()))
-	use.HostPorts, use.Volumes = both.HostPorts, both.Volumes
+	use := useOf(w)
 	owner, err := ownerOf(ctx, tx, w)
 	if err != nil {
 		return err
 	}
-	made, allocation, err := capacity.Adopt(ctx, tx, capacity.Adopted{
-		MemberID: w.GetId(), AllocationID: w.GetAllocationId(), NodeID: a.b.NodeID, OrgID: owner.OrgID,
-		ProjectID:     owner.ID,
-		CorrelationID: w.GetCorrelationId(), CPUMillis: use.CPUMillis, MemoryBytes: use.MemoryBytes,
-		AcceleratorIDs: use.AcceleratorIDs, HostPorts: use.HostPorts, Volumes: use.Volumes,
-	}, a.by.Now)
+	made, allocation, err := capacity.Adopt(ctx, tx, a.adopted(w, owner, use), a.by.Now)
 	if err != nil {
 		return err
 	}
@@ -291,6 +279,34 @@ func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error
 	}
 	return a.addFinding(ctx, tx, finding.Instance, resourceInstance, i.ID, "The instance of %s %s %s. Its name and "+
 		"config are lost.", w.GetAppSlug(), w.GetAppVersion(), madeAfter)
+}
+
+// changed gives a member what a newer revision of it uses, beside what it used at the backup.
+func (a adopter) changed(ctx context.Context, tx db.Tx, w *protocol.Workload) error {
+	use := useOf(w)
+	owner, err := ownerOf(ctx, tx, w)
+	if err != nil {
+		return err
+	}
+	if err := capacity.AdoptUse(ctx, tx, a.adopted(w, owner, use), a.by.Now); err != nil {
+		return err
+	}
+	if err := ledger.AdoptLimits(ctx, tx, w.GetId(), use.CPUMillis, use.MemoryBytes, use.AcceleratorIDs); err != nil {
+		return err
+	}
+	if _, err := a.instance(ctx, tx, w, catalog.Resolved{}); err != nil {
+		return err
+	}
+	return a.addFinding(ctx, tx, finding.Revision, resourceInstance, w.GetInstanceId(),
+		"Version %s, revision %d, was asked for after the backup; it goes on as it is.", w.GetAppVersion(), w.GetRevision())
+}
+
+// adopted is what a member uses, in the allocation of a project.
+func (a adopter) adopted(w *protocol.Workload, owner iam.Project, use capacity.Use) capacity.Adopted {
+	return capacity.Adopted{
+		MemberID: w.GetId(), AllocationID: w.GetAllocationId(), NodeID: a.b.NodeID, OrgID: owner.OrgID,
+		ProjectID: owner.ID, CorrelationID: w.GetCorrelationId(), Use: use,
+	}
 }
 
 // ownerOf returns the project whose allocation a workload runs in: the platform's, where that manages it.
@@ -316,13 +332,15 @@ func modesOf(w *protocol.Workload) catalog.Resolved {
 	return modes
 }
 
-// larger returns the services of the revision that needs more: the allocation has room for either, not for both.
-func larger(w *protocol.Workload) []*protocol.Service {
+// useOf returns what a member uses that may run one revision or go back to the other: the allocation has room for
+// either, not for both.
+func useOf(w *protocol.Workload) capacity.Use {
 	now, back := w.GetServices(), w.GetFallback().GetServices()
-	if capacity.UseOf(back).MemoryBytes > capacity.UseOf(now).MemoryBytes {
-		return back
-	}
-	return now
+	use, a, b := capacity.UseOf(slices.Concat(now, back)), capacity.UseOf(now), capacity.UseOf(back)
+	use.CPUMillis, use.MemoryBytes = max(a.CPUMillis, b.CPUMillis), max(a.MemoryBytes, b.MemoryBytes)
+	slices.Sort(use.AcceleratorIDs)
+	use.AcceleratorIDs = slices.Compact(use.AcceleratorIDs)
+	return use
 }
 
 func (a adopter) allocation(ctx context.Context, tx db.Tx, at capacity.Allocation) error {
