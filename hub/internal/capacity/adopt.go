@@ -25,7 +25,7 @@ type Adopted struct {
 
 // Adopt records what a member uses that a restored hub does not know. An unknown allocation is created and grows with
 // each of its members, because its size was lost. Claims of other allocations on the member's accelerators end: the
-// node has released them since the backup.
+// node has released them since the backup. What others wrote to its volumes they have given up since, too.
 func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (made bool, at Allocation, err error) {
 	at, err = GetAny(ctx, tx, a.AllocationID)
 	switch {
@@ -81,6 +81,9 @@ func take(ctx context.Context, tx db.Tx, at Allocation, a Adopted, now time.Time
 		a.NodeID, portNumbers(a.HostPorts), a.MemberID); err != nil {
 		return err
 	}
+	if err := takeVolumes(ctx, tx, a); err != nil {
+		return err
+	}
 	if err := insertClaims(ctx, tx, at, a.AcceleratorIDs, now); err != nil && !fault.Is(err, fault.Conflict) {
 		return err // a conflict: the allocation has claimed some already
 	}
@@ -125,6 +128,22 @@ func takeAccelerators(ctx context.Context, tx db.Tx, a Adopted, now time.Time) e
 		WHERE node_id = $1 AND accelerator_id = ANY($2) AND member_id <> $3 AND freed_at IS NULL`,
 		a.NodeID, a.AcceleratorIDs, a.MemberID)
 	return err
+}
+
+// takeVolumes makes readers of the other members that the rows let write to a volume that the member writes to: each
+// keeps the volume until its node has proved that it is gone.
+func takeVolumes(ctx context.Context, tx db.Tx, a Adopted) error {
+	var written []string
+	for _, u := range a.Volumes {
+		if !u.ReadOnly {
+			written = append(written, u.VolumeID)
+		}
+	}
+	if len(written) == 0 {
+		return nil
+	}
+	return tx.Queue(ctx, `UPDATE reserved_volumes SET read_only = TRUE WHERE volume_id = ANY($1::UUID[])
+		AND member_id <> $2 AND NOT read_only`, written, a.MemberID)
 }
 
 // EndClaim ends a claim on an accelerator of a node that a newer state gives to others, and what members have of it.

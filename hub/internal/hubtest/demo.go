@@ -54,6 +54,24 @@ func NewWithServices(t *testing.T) (*Hub, *Node, *Session) {
 	return newWithNode(t, manifesttest.Services("demo", DemoImage))
 }
 
+// NewWithVolume is NewWithNode with a demo that writes to a volume of its project. The project has an allocation, and a
+// volume, which the node has made.
+func NewWithVolume(t *testing.T) (h *Hub, n *Node, l *Session, v capacity.Volume) {
+	t.Helper()
+	const volume = "    volumes: [{name: data, path: /data, size_mib: {min: 16, default: 16, max: 128}, " +
+		"scope: project}]\n"
+	doc := strings.Replace(manifesttest.Document("demo", DemoImage), "    ports:", volume+"    ports:", 1)
+	h, n, l = newWithNode(t, doc)
+	h.allocate()
+	v, err := (&command.Service{DB: h.DB}).CreateVolume(t.Context(), h.Tenant("volume"), capacity.NewVolume{
+		ProjectID: h.Project.ID, Name: "data", SizeBytes: 64 << 20,
+	})
+	require.NoError(t, err)
+	state, _ := l.ExpectVolumes(1)
+	l.ReportVolume(state, &protocol.VolumeStatus{Id: v.ID, Status: protocol.VolumeStatus_READY, SizeBytes: 64 << 20})
+	return h, n, l, v
+}
+
 // NewWithIdentity is NewWithNode with a demo whose instances have service accounts; the key pair is the node's, and
 // hello says that it has it.
 func NewWithIdentity(t *testing.T) (h *Hub, n *Node, l *Session, pair protocol.SealingKeyPair, hello *protocol.Hello) {
@@ -287,21 +305,37 @@ func (h *Hub) Launch() instance.Instance {
 // LaunchWith is Launch with parameters.
 func (h *Hub) LaunchWith(parameters map[string]any) instance.Instance {
 	h.T.Helper()
-	if Count(h, `SELECT count(*) FROM allocations`) == 0 {
-		_, err := (&command.Service{DB: h.DB}).CreateAllocation(h.T.Context(), h.Tenant("allocation"),
-			capacity.NewAllocation{
-				ProjectID: h.Project.ID, Shape: capacity.GPUSlice, CPUCores: 4, MemoryMiB: 4096,
-			})
-		require.NoError(h.T, err)
-	}
+	return h.create(command.CreateInstanceInput{Parameters: parameters})
+}
+
+// LaunchOn is Launch of the demo of NewWithVolume.
+func (h *Hub) LaunchOn(v capacity.Volume) instance.Instance {
+	h.T.Helper()
+	return h.create(command.CreateInstanceInput{Resources: manifest.Choice{
+		CPUMillis: 100, MemoryMiB: 16, Volumes: []manifest.VolumeChoice{{Name: "data", VolumeID: v.ID}},
+	}})
+}
+
+func (h *Hub) create(in command.CreateInstanceInput) instance.Instance {
+	h.T.Helper()
+	h.allocate()
+	in.ProjectID, in.AppSlug, in.Version, in.DisplayName = h.Project.ID, "demo", "1.0.0", "first"
 	i, err := (&command.Service{
 		DB: h.DB, LeaseDuration: time.Hour, Bundle: h.Keys.Bundle, Sealer: PlainSealer{},
-	}).CreateInstance(h.T.Context(), h.Tenant("instance"+db.NewID()), command.CreateInstanceInput{
-		ProjectID: h.Project.ID,
-		AppSlug:   "demo", Version: "1.0.0", DisplayName: "first", Parameters: parameters,
-	})
+	}).CreateInstance(h.T.Context(), h.Tenant("instance"+db.NewID()), in)
 	require.NoError(h.T, err)
 	return i
+}
+
+// allocate makes the project's allocation, once.
+func (h *Hub) allocate() {
+	h.T.Helper()
+	if Count(h, `SELECT count(*) FROM allocations`) > 0 {
+		return
+	}
+	_, err := (&command.Service{DB: h.DB}).CreateAllocation(h.T.Context(), h.Tenant("allocation"),
+		capacity.NewAllocation{ProjectID: h.Project.ID, Shape: capacity.GPUSlice, CPUCores: 4, MemoryMiB: 4096})
+	require.NoError(h.T, err)
 }
 
 // Decommission requests the end of an instance.

@@ -142,6 +142,17 @@ func (l *Session) Report(generation uint64, statuses ...*protocol.WorkloadStatus
 	l.ReportState(&protocol.DesiredState{Epoch: 1, Generation: generation}, statuses...)
 }
 
+// ReportVolume reports where a volume is, and no member.
+func (l *Session) ReportVolume(under *protocol.DesiredState, s *protocol.VolumeStatus) {
+	l.T.Helper()
+	l.Counter++
+	l.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Report{Report: &protocol.Report{
+		Counter: l.Counter, At: timestamppb.Now(), Epoch: under.GetEpoch(), Generation: under.GetGeneration(),
+		Volumes: []*protocol.VolumeStatus{s},
+	}}})
+	Next(l, func(m *protocol.HubMessage) (bool, bool) { return true, m.GetReportAck().GetCounter() == l.Counter })
+}
+
 // Fetch sends one fetch request.
 func (l *Session) Fetch(request *protocol.FetchRequest) *protocol.FetchResponse {
 	l.T.Helper()

@@ -15,18 +15,14 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
 func reportVolume(l *hubtest.Session, under *protocol.DesiredState, s *protocol.VolumeStatus) {
 	l.T.Helper()
 	s.Status = cmp.Or(s.GetStatus(), protocol.VolumeStatus_READY)
-	l.Counter++
-	l.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Report{Report: &protocol.Report{
-		Counter: l.Counter, At: timestamppb.Now(), Epoch: under.GetEpoch(), Generation: under.GetGeneration(),
-		Volumes: []*protocol.VolumeStatus{s},
-	}}})
-	hubtest.Next(l, func(m *protocol.HubMessage) (bool, bool) { return true, m.GetReportAck().GetCounter() == l.Counter })
+	l.ReportVolume(under, s)
 }
 
 // Law 16: a node that has done a restore under a number does no other under it, and would report the tenant's next
@@ -147,4 +143,43 @@ func TestLaw16VolumesThatWereDeletedOrMadeAfterTheBackup(t *testing.T) {
 	require.Equal(t, 1, open())
 	reportVolume(l, now, &protocol.VolumeStatus{Id: gone.ID, Status: protocol.VolumeStatus_DELETED})
 	require.Zero(t, open())
+}
+
+// Law 16: a volume that one instance gave up after the backup has another writer. The rows still know the one before,
+// and the node that runs the other must not wait for them.
+func TestLaw16AVolumeHasTheWriterThatItsNodeWasTold(t *testing.T) {
+	h, n, l, v := hubtest.NewWithVolume(t)
+	before := h.LaunchOn(v)
+	state, _ := l.ExpectState(1)
+	l.Report(state.GetGeneration(), hubtest.Ready(before))
+	backup := h.Backup()
+
+	h.Decommission(before.ID)
+	state, _ = l.ExpectState(0)
+	l.Report(state.GetGeneration(), &protocol.WorkloadStatus{
+		MemberId: before.Members[0].ID, InstanceId: before.ID, Status: protocol.WorkloadStatus_REMOVED,
+		Removal: &protocol.RemovalProof{At: timestamppb.Now(), Absent: protocol.RemovalKinds(), Incarnation: "i1"},
+	})
+	made := h.LaunchOn(v)
+	state, push := l.ExpectState(1)
+	leases := h.SignedLeases(l)
+	require.NoError(t, l.Conn.Close(0, "the hub is gone"))
+
+	again := h.Restore(backup)
+	n.Hub = again
+	l = n.Connect(holds("i1", state, push.GetEnvelope()))
+	l.UploadState(&protocol.StateUpload{
+		State: push.GetEnvelope(), Parts: push.GetParts(), Leases: []*protocol.Envelope{leases},
+		Bundle: n.Bundle.Envelope(), Last: true,
+	})
+	takeBundle(t, n, l)
+	now, compiled := l.ExpectState(1)
+	require.ElementsMatch(t, push.GetParts(), compiled.GetParts())
+	l.ReportState(now, hubtest.Ready(made))
+	require.Equal(t, lifecycle.Running, again.Instance(made.ID).Lifecycle.Status)
+	require.Equal(t, lifecycle.Decommissioned, again.Instance(before.ID).Lifecycle.Status)
+	got := hubtest.Tx(again, func(ctx context.Context, tx db.Tx) (capacity.Volume, error) {
+		return capacity.GetVolume(ctx, tx, h.Project.ID, v.ID)
+	})
+	require.Equal(t, []string{made.Members[0].ID}, got.UsedBy)
 }
