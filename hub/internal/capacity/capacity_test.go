@@ -442,26 +442,6 @@ func TestAnAcceleratorThatWasTakenOverIsClaimedOnceInTheSnapshot(t *testing.T) {
 	}))
 }
 
-// A claim that has ended is not made again: that of the member's own allocation has to stay.
-func TestLaw14AnAdoptedMemberLeavesItsAllocationItsClaim(t *testing.T) {
-	w := newWorld(t)
-	w.inventory(gpus(1)...)
-	a, err := w.create(slice("", 1))
-	require.NoError(t, err)
-	require.NoError(t, w.try(func(ctx context.Context, tx db.Tx) error {
-		made, _, err := capacity.Adopt(ctx, tx, capacity.Adopted{
-			MemberID: db.NewID(), AllocationID: a.ID, NodeID: w.gpu.ID, OrgID: w.org, ProjectID: w.project,
-			CorrelationID: "corr",
-			Use:           capacity.Use{CPUMillis: 1000, MemoryBytes: 1 << 30, AcceleratorIDs: a.AcceleratorIDs},
-		}, w.now())
-		require.False(t, made)
-		return err
-	}))
-	require.Equal(t, a.AcceleratorIDs, w.get(a.ID).AcceleratorIDs)
-	_, err = w.create(ofAnotherOrg(slice("", 1)))
-	require.Equal(t, "insufficient_capacity", code(err))
-}
-
 func TestAWholeAllocationIsGivenOnlyWhileNothingUsesIt(t *testing.T) {
 	whole := capacity.Candidate{
 		Allocation: capacity.Allocation{

@@ -159,6 +159,60 @@ func TestLaw14SlicesOfASharedGPUHaveOneOrg(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// A claim that has ended is not made again: that of the member's own allocation has to stay.
+func TestLaw14AnAdoptedMemberLeavesItsAllocationItsClaim(t *testing.T) {
+	w := newWorld(t)
+	w.inventory(gpus(1)...)
+	a, err := w.create(slice("", 1))
+	require.NoError(t, err)
+	require.NoError(t, w.try(func(ctx context.Context, tx db.Tx) error {
+		made, _, err := capacity.Adopt(ctx, tx, capacity.Adopted{
+			MemberID: db.NewID(), AllocationID: a.ID, NodeID: w.gpu.ID, OrgID: w.org, ProjectID: w.project,
+			CorrelationID: "corr",
+			Use:           capacity.Use{CPUMillis: 1000, MemoryBytes: 1 << 30, AcceleratorIDs: a.AcceleratorIDs},
+		}, w.now())
+		require.False(t, made)
+		return err
+	}))
+	require.Equal(t, a.AcceleratorIDs, w.get(a.ID).AcceleratorIDs)
+	_, err = w.create(ofAnotherOrg(slice("", 1)))
+	require.Equal(t, "insufficient_capacity", code(err))
+}
+
+// Only MIG instances of one GPU are lent to other orgs than the one that has the allocation.
+func TestLaw14PartsThatNoHardwareKeepsApartAreLentToNoOtherOrg(t *testing.T) {
+	amd := func() []*protocol.Accelerator {
+		list := partitioned(gpus(1), 0, 1, "CPX/NPS4")
+		list[0].Vendor, list[0].Model = protocol.VendorAMD, "MI300X"
+		return list
+	}
+	for name, c := range map[string]struct {
+		inventory []*protocol.Accelerator
+		model     string
+		lent      int
+	}{
+		"a whole GPU":               {gpus(1), "H200", 1},
+		"a MIG instance":            {partitioned(gpus(1), 0, 1, "1g.18gb"), mig10, 1},
+		"a slice":                   {shared(gpus(1), 0, 1), "H200 1/2 time slice", 0},
+		"a partition of an AMD GPU": {amd(), "MI300X CPX/NPS4", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.inventory(c.inventory...)
+			_, err := w.create(slice(c.model, 1))
+			require.NoError(t, err)
+			for org, lent := range map[string]int{w.org: 1, db.NewID(): c.lent} {
+				require.NoError(t, w.try(func(ctx context.Context, tx db.Tx) error {
+					candidates, err := capacity.LentCandidates(ctx, tx, w.project, org)
+					require.Len(t, candidates, 1)
+					require.Len(t, candidates[0].Accelerators, lent)
+					return err
+				}))
+			}
+		})
+	}
+}
+
 // A restored hub ends the claims that a newer state supersedes: the GPU is then another org's.
 func TestAnEndedClaimLeavesTheGPUToAnotherOrg(t *testing.T) {
 	w := newWorld(t)
