@@ -74,3 +74,19 @@ func TestLaw01ABannedNodeGetsNothingForItsJoinToken(t *testing.T) {
 	_, _, err = enroll(t, d, secret, pub, now)
 	require.Equal(t, "node_banned", codeOf(t, err))
 }
+
+// TLS lets a lost node in, as its hello does: it owes usage, and what is left there has to end.
+func TestLaw05ALostNodeIsLetInToHandOverWhatItOwes(t *testing.T) {
+	d := dbtest.New(t)
+	lost, removed := node(t, d), node(t, d)
+	for n, isLost := range map[string]bool{lost.ID: true, removed.ID: false} {
+		require.True(t, must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) {
+			_, done, err := fleet.Remove(ctx, tx, n, isLost, "why", now)
+			return done, err
+		}))
+	}
+	var list fleet.DenyList
+	require.NoError(t, list.Load(t.Context(), d))
+	require.True(t, list.Has(removed.ID))
+	require.False(t, list.Has(lost.ID))
+}
