@@ -90,3 +90,25 @@ func TestLaw05ALostNodeIsLetInToHandOverWhatItOwes(t *testing.T) {
 	require.True(t, list.Has(removed.ID))
 	require.False(t, list.Has(lost.ID))
 }
+
+// A condition that takes the place of another decides whether the node may serve several orgs: a report of it is not
+// only a sign of life.
+func TestLaw10AReportWithAnotherConditionIsNoQuietOne(t *testing.T) {
+	d := dbtest.New(t)
+	n := node(t, d)
+	before := []string{"cgroup_v1"}
+	c, err := connect(t, d, n.ID, &protocol.Hello{
+		Incarnation: "i1", Facts: &protocol.NodeFacts{Conditions: before},
+	}, 0, now)
+	require.NoError(t, err)
+	quiet := func(counter uint64, conditions []string) bool {
+		t.Helper()
+		return must(t, d, func(ctx context.Context, tx db.Tx) ([]bool, error) {
+			return fleet.ApplyUnchangedReports(ctx, tx, []fleet.Report{{
+				NodeID: n.ID, SessionNo: c.SessionNo, Counter: counter, Conditions: conditions,
+			}}, now)
+		})[0]
+	}
+	require.True(t, quiet(1, before))
+	require.False(t, quiet(2, protocol.WeakIsolation()[:1]))
+}
