@@ -395,6 +395,33 @@ func TestLaw16ABundleThatIsNotInTheBackupIsAFinding(t *testing.T) {
 	}
 }
 
+// The lease key was replaced after the backup: the bundle that the node has vouches for what the new one signed.
+func TestLaw16LeasesOfAKeyThatIsNotInTheBackupAreTakenOver(t *testing.T) {
+	lo := loseHub(t)
+	made := lo.launch()
+	batch, err := protocol.VerifyLeases(lo.upload.GetLeases()[0], lo.n.Bundle, lo.n.Identity)
+	require.NoError(t, err)
+	again := lo.restore()
+	u := uploads(again)
+	restored := again.Keys.Chain()
+	u.Bundles = func() []protocol.Bundle { return restored }
+	next, err := trust.Revoke(trust.RevokeOptions{
+		DataDir: again.TrustInit.DataDir, KeyID: again.Keys.Lease().KeyID(), Now: time.Now(),
+		Root: trust.RootKey(filepath.Join(again.TrustInit.OfflineDir, trust.RootKeyFile), hubtest.Passphrase),
+	})
+	require.NoError(t, err)
+	_, err = again.Keys.Reload()
+	require.NoError(t, err)
+	signed, err := protocol.SignMessage(protocol.PayloadLeases, &protocol.LeaseBatch{
+		NodeId: lo.n.ID, Incarnation: "i1", Epoch: next.Epoch(), Leases: batch.Message().GetLeases(),
+	}, again.Keys.Lease())
+	require.NoError(t, err)
+	lo.upload.Bundle, lo.upload.Leases = next.Envelope(), []*protocol.Envelope{signed}
+	_, err = u.Receive(t.Context(), lo.n.Identity, lo.upload)
+	require.NoError(t, err)
+	require.Equal(t, 1, hubtest.Count(again, `SELECT count(*) FROM leases WHERE subject_id = $1`, made.Members[0].ID))
+}
+
 // Usage of what was made after the backup waits for the node's state: before, the restored hub does not know whose it
 // is. It is billed, though it is older than the adoption.
 func TestLaw16UsageOfAMemberMadeAfterTheBackupIsBilled(t *testing.T) {
