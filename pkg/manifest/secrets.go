@@ -108,6 +108,11 @@ func (m Manifest) checkSealed(params map[string]any) error {
 
 // checkSecrets makes sure that a secret parameter can be a file, and can be nothing else.
 func (m Manifest) checkSecrets(f *findings) {
+	rest := maps.Clone(m.Version.Parameters)
+	delete(rest, "properties")
+	if hasWriteOnly(rest) {
+		f.add("/version/parameters", "only a parameter itself can be writeOnly")
+	}
 	for name, s := range m.parameterSchemas() {
 		at := "/version/parameters/properties/" + escapePointer(name)
 		secret, marked := s["writeOnly"]

@@ -144,3 +144,20 @@ func TestAReferenceToASecretIsForTheHub(t *testing.T) {
 	workload.ParametersJson = `{"password_hash":"` + goodHash + `","threads":8,"token":{"$secret":"hf"}}`
 	require.Equal(t, manifest.CodeNotAdmitted, fault.As(manifest.Admits(v, workload)).Code)
 }
+
+// Law 11: what a schema calls secret in a place that the hub does not read is refused: its value would be stored in
+// plain text.
+func TestLaw11NoSecretHidesInASchema(t *testing.T) {
+	const hidden = "{type: string, writeOnly: true}"
+	for name, c := range map[string]struct{ pointer, doc string }{
+		"a definition": {
+			"/version/parameters", strings.Replace(withSecret(t, `{$ref: "#/$defs/hidden"}`), "  parameters:\n",
+				"  parameters:\n    $defs: {hidden: "+hidden+"}\n", 1),
+		},
+	} {
+		_, err := manifest.Parse([]byte(c.doc))
+		require.Equal(t, manifest.CodeInvalid, fault.As(err).Code, "%s: %v", name, err)
+		require.Equal(t, []fault.Field{{Pointer: c.pointer, Reason: "only a parameter itself can be writeOnly"}},
+			fault.As(err).Fields, name)
+	}
+}
