@@ -44,6 +44,9 @@ func (s *Service) ChangeInstance(ctx context.Context, m Meta, projectID, instanc
 		if err != nil {
 			return instance.Instance{}, err
 		}
+		if err := checkMembers(ctx, tx, c, "/config"); err != nil {
+			return instance.Instance{}, err
+		}
 		if err := change.CompleteInstance(ctx, tx, m.by(), iam.InstanceUpgrade, c); err != nil {
 			return instance.Instance{}, err
 		}

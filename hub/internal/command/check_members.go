@@ -38,7 +38,8 @@ func checkMembers(ctx context.Context, tx db.Tx, c instance.Change, field string
 			continue
 		}
 		f := fault.New(fault.Unprocessable, codeMemberLimitExceeded,
-			"What a node would have to hold of the app instance exceeds a limit; use smaller parameters or a smaller version.",
+			"What a node would have to hold of the app instance exceeds a limit; use a smaller config, smaller parameters or a "+
+				"smaller version.",
 			err).Permanent()
 		if field != "" {
 			f = f.WithField(field, "makes a member that exceeds a limit of its node")

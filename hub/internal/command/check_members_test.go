@@ -34,6 +34,8 @@ func (w *world) releaseWith(version string, variables int) {
 	}
 	doc := strings.Replace(commandtest.Manifest(), "command: [/demo]", "command: [/demo]\n    env: ["+strings.Join(env,
 		", ")+"]", 1)
+	doc = strings.TrimRight(doc, "\n") +
+		"\n  config_schema: {type: object, additionalProperties: false, properties: {motd: {type: string}}}\n"
 	verified, signed := w.Sign(strings.Replace(doc, "version: 1.0.0", "version: "+version, 1))
 	w.PublishVersion(version, verified, signed)
 }
@@ -64,6 +66,28 @@ func TestInstanceThatExceedsALimitOfItsNodeIsRefusedWhenItIsAskedFor(t *testing.
 	})
 	w.requireRefused(err, "member_limit_exceeded", "/target_version")
 	require.Equal(t, before, w.Contents())
+}
+
+// So is a config, which each service has in its document.
+func TestAConfigThatExceedsALimitOfTheNodeIsRefused(t *testing.T) {
+	const parameterBytes, configBytes = 60 << 10, 63 << 10
+	w := newWorld(t)
+	w.Allocation()
+	w.releaseWith("1.1.0", protocol.MaxWorkloadBytes/parameterBytes-2)
+	in := w.InstanceInput()
+	in.Version, in.Parameters = "1.1.0", map[string]any{"greeting": strings.Repeat("x", parameterBytes)}
+	i, err := w.Commands().CreateInstance(t.Context(), w.Meta("fits"), in)
+	require.NoError(t, err)
+	w.Report(1, w.Says(i, protocol.WorkloadStatus_READY))
+	before := w.Contents()
+	change := func(bytes int) error {
+		return second(w.Commands().ChangeInstance(t.Context(), w.Meta(""), w.Project.ID, i.ID, command.ChangeInstanceInput{
+			Config: map[string]any{"motd": strings.Repeat("x", bytes)},
+		}))
+	}
+	w.requireRefused(change(configBytes), "member_limit_exceeded", "/config")
+	require.Equal(t, before, w.Contents())
+	require.NoError(t, change(1))
 }
 
 // So is a rollback or a start to content that no longer fits: a limit may have become smaller since.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -154,6 +155,10 @@ func (s *theater) tx(t *testing.T, fn func(context.Context, db.Tx) error) {
 func (s *theater) instance(t *testing.T, orgID, projectID, allocationID string) instance.Instance {
 	t.Helper()
 	id, member := db.NewID(), db.NewID()
+	signed, err := proto.Marshal(&protocol.Envelope{
+		Payload: []byte("a manifest"), Signatures: []*protocol.Signature{{KeyId: hex64}},
+	})
+	require.NoError(t, err)
 	s.tx(t, func(ctx context.Context, tx db.Tx) error {
 		now := s.clock()
 		if err := ledger.OpenSubject(ctx, tx, ledger.Subject{
@@ -176,7 +181,11 @@ func (s *theater) instance(t *testing.T, orgID, projectID, allocationID string) 
 			Members: []instance.Member{{ID: member, AllocationID: allocationID, NodeID: s.node}},
 		}, instance.NewRevision{
 			AppVersion: "1.0.0", ParametersJSON: `{"n":1}`, ConfigJSON: `{"a":"b"}`,
-			ManifestEnvelope: []byte{1},
+			ManifestEnvelope: signed,
+			Services: map[string][]*protocol.Service{member: {{
+				Name: "app", Image: "registry.example/org/acme/demo/app@sha256:" + hex64,
+				Resources: &protocol.Resources{CpuMillis: 100, MemoryBytes: 16 << 20},
+			}}},
 		},
 			db.NewID(), now); err != nil {
 			return err
