@@ -150,6 +150,9 @@ func TestAReferenceToASecretIsForTheHub(t *testing.T) {
 func TestLaw11NoSecretHidesInASchema(t *testing.T) {
 	const hidden = "{type: string, writeOnly: true}"
 	for name, c := range map[string]struct{ pointer, doc string }{
+		"one of several schemas": {
+			"/version/parameters/properties/token", withSecret(t, "{anyOf: ["+hidden+", {type: integer}]}"),
+		},
 		"a definition": {
 			"/version/parameters", strings.Replace(withSecret(t, `{$ref: "#/$defs/hidden"}`), "  parameters:\n",
 				"  parameters:\n    $defs: {hidden: "+hidden+"}\n", 1),
