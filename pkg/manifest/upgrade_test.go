@@ -119,3 +119,18 @@ func TestAStrategyThatIsUnknownIsRefused(t *testing.T) {
 		Reason:  "start_first needs a service without volumes, which two containers never share",
 	}, fault.As(err).Fields[0])
 }
+
+// Law 14: two copies share neither an accelerator nor a volume, also where only the one that serves has it.
+func TestLaw14NothingStartsBesideWhatHasAnAcceleratorOrAVolume(t *testing.T) {
+	for has, give := range map[string]func(*protocol.Service){
+		"accelerators": func(s *protocol.Service) {
+			s.Resources = &protocol.Resources{AcceleratorIds: []string{"gpu"}}
+		},
+		"volumes": func(s *protocol.Service) { s.Volumes = []*protocol.VolumeMount{{Name: "data"}} },
+	} {
+		serves := site("1", "web")
+		give(serves.GetServices()[1])
+		_, why := manifest.Changed(serves, site("2", "web"))
+		require.Equal(t, "service web of the version before has "+has, why)
+	}
+}
