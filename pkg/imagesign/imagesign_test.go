@@ -54,3 +54,16 @@ func TestCosignsOwnReferenceWithAHostCounts(t *testing.T) {
 	}
 	require.Equal(t, "sha256-"+strings.Repeat("1", 64)+".sig", imagesign.Tag(digest))
 }
+
+// Law 1: the repositories of an org end like those of the platform where its slug is apps; a signature for the one does
+// not count for the other.
+func TestLaw01ASignatureForAnOrgIsNoneForThePlatform(t *testing.T) {
+	pub, key, err := ed25519.GenerateKey(nil)
+	require.NoError(t, err)
+	for _, host := range []string{"", "hub.example.com/"} {
+		payload, err := imagesign.Payload(host+"org/apps/demo/runtime", digest)
+		require.NoError(t, err)
+		require.ErrorIs(t, imagesign.Check(pub, payload, ed25519.Sign(key, payload), "apps/demo/runtime", digest),
+			imagesign.ErrPayload)
+	}
+}
