@@ -62,6 +62,16 @@ func (w *world) desiredSSHKeys() (out []string) {
 	return out
 }
 
+// intentRev is the revision of the node's intent.
+func (w *world) intentRev() (rev int64) {
+	w.T.Helper()
+	w.Tx(func(ctx context.Context, tx db.Tx) (err error) {
+		rev, err = fleet.LockIntent(ctx, tx, w.Node)
+		return err
+	})
+	return rev
+}
+
 func named(managedBy string, k capacity.SSHKey) string {
 	return managedBy + "/" + k.User + "/" + k.Fingerprint()
 }
@@ -71,18 +81,11 @@ func named(managedBy string, k capacity.SSHKey) string {
 func TestOperatorsAndAppsKeysAreSetsOfTheirOwn(t *testing.T) {
 	w, a := newSSHWorld(t)
 	operator, next, app := sshKeyOf(t, "ubuntu"), sshKeyOf(t, "ubuntu"), sshKeyOf(t, "svc")
-	rev := func() (rev int64) {
-		w.Tx(func(ctx context.Context, tx db.Tx) (err error) {
-			rev, err = fleet.LockIntent(ctx, tx, w.Node)
-			return err
-		})
-		return rev
-	}
-	before := rev()
+	before := w.intentRev()
 	set, err := w.putSSHKeys(a, capacity.SSHKeysOfOperator, operator)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, set.ResourceVersion)
-	require.Equal(t, before+1, rev())
+	require.Equal(t, before+1, w.intentRev())
 	_, err = w.putSSHKeys(a, capacity.SSHKeysOfApp, app)
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{named("operator", operator), named("app", app)}, w.desiredSSHKeys())
@@ -98,12 +101,26 @@ func TestOperatorsAndAppsKeysAreSetsOfTheirOwn(t *testing.T) {
 	require.Zero(t, w.Count(`SELECT count(*) FROM events WHERE data::TEXT LIKE $1`,
 		"%"+strings.Fields(app.PublicKey)[1]+"%"))
 
-	before = rev()
+	before = w.intentRev()
 	require.NoError(t, second(w.Commands().ReleaseAllocation(t.Context(), w.Meta("release"), w.Project.ID, a.ID)))
 	require.Empty(t, w.desiredSSHKeys(), "keys end with the allocation")
-	require.Equal(t, before+1, rev())
+	require.Equal(t, before+1, w.intentRev())
 	_, err = w.putSSHKeys(a, capacity.SSHKeysOfApp, app)
 	require.True(t, fault.Is(err, fault.Conflict), err)
+}
+
+// Law 10: nobody of the former tenant logs in while what ran in the allocation is still being removed.
+func TestLaw10SSHKeysEndWhenTheReleaseBegins(t *testing.T) {
+	w, a := newSSHWorld(t)
+	i := w.Instance()
+	require.NoError(t, second(w.putSSHKeys(a, capacity.SSHKeysOfOperator, sshKeyOf(t, "ubuntu"))))
+	require.NoError(t, second(w.Commands().DecommissionInstance(t.Context(), w.Meta("end"), w.Project.ID, i.ID)))
+	before := w.intentRev()
+	after, err := w.Commands().ReleaseAllocation(t.Context(), w.Meta("release"), w.Project.ID, a.ID)
+	require.NoError(t, err)
+	require.Equal(t, capacity.Releasing, after.Status)
+	require.Empty(t, w.desiredSSHKeys())
+	require.Equal(t, before+1, w.intentRev(), "the node is told")
 }
 
 // Law 13: a node refuses a state with more keys than one may have, and with it the workloads of all tenants. The keys
