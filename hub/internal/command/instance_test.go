@@ -256,6 +256,24 @@ func TestAnInstanceForANodeOutOfReachSaysSoAndWaits(t *testing.T) {
 	require.Empty(t, w.Get(i.ID).Lifecycle.Reason, "contact")
 }
 
+// Law 13: a node that comes back gets what was asked for while it was out of reach: that is in its intent.
+func TestLaw13WhatIsAskedOfANodeOutOfReachIsInItsIntent(t *testing.T) {
+	w := newWorld(t)
+	w.Allocation()
+	w.Now = w.Now.Add(fleet.OnlineWindow)
+	w.Tx(func(ctx context.Context, tx db.Tx) error {
+		_, err := fleet.SetUnreachable(ctx, tx, w.Node, w.Now)
+		return err
+	})
+	before := w.intentRev()
+	i := w.Instance()
+	require.True(t, i.Members[0].Unreachable)
+	launched := w.intentRev()
+	require.Greater(t, launched, before)
+	require.NoError(t, second(w.Commands().DecommissionInstance(t.Context(), w.Meta("end"), w.Project.ID, i.ID)))
+	require.Greater(t, w.intentRev(), launched)
+}
+
 // A creation reads nothing that a report writes, of its own node or of another: neither starts afresh for the other.
 func TestACreationDoesNotConflictWithReports(t *testing.T) {
 	w := newWorld(t)
