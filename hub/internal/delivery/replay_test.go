@@ -9,6 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/webhook"
 )
 
@@ -238,4 +240,40 @@ func TestAPauseEndsThoughTheClockIsSetBack(t *testing.T) {
 	at := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	require.Equal(t, 5*time.Second, untilTry(at, at.Add(-5*time.Second)))
 	require.Equal(t, 10*time.Minute, untilTry(at, at.Add(-24*time.Hour)))
+}
+
+// Law 10: a platform admin may see the events of all orgs. Its webhook of one org sends none of another, also where it
+// begins anew, because the events after its last one are no longer kept.
+func TestLaw10AWebhookThatBeginsAnewSendsTheEventsOfItsOrgAlone(t *testing.T) {
+	h := newHouse(t)
+	e := listen(t, func(http.ResponseWriter, request) {})
+	h.tx(func(ctx context.Context, tx db.Tx) error {
+		_, err := tx.Exec(ctx, `UPDATE users SET platform_admin = TRUE WHERE id = $1`, h.owner.ID)
+		return err
+	})
+	h.happen("apps.environment.removed", "before")
+	made := h.create(webhook.Webhook{URL: e.URL, Types: []string{"apps.environment"}})
+	require.Positive(t, made.Webhook.Pos)
+	h.number()
+	h.happen("apps.environment.removed", "expired")
+	h.tx(func(ctx context.Context, tx db.Tx) error {
+		other := iam.Org{ID: db.NewID(), Slug: "other", DisplayName: "Other", CreatedAt: h.now()}
+		if err := iam.CreateOrg(ctx, tx, other); err != nil {
+			return err
+		}
+		return event.Append(ctx, tx, event.Event{
+			Type: "apps.environment.removed", Subject: "theirs", ResourceVersion: 1, OrgID: other.ID, ProjectID: db.NewID(),
+			CorrelationID: "corr", At: h.now(),
+		})
+	})
+	h.number()
+	h.happen("apps.environment.removed", "ours")
+	h.tx(func(ctx context.Context, tx db.Tx) error {
+		_, err := tx.Exec(ctx, `DELETE FROM events WHERE pos < (SELECT pos FROM events WHERE subject = 'theirs')`)
+		return err
+	})
+	h.tail = event.NewTail(h.d) // that of a hub which starts now
+	require.NoError(t, h.tail.Pass(t.Context()))
+	defer h.start(e)()
+	require.Equal(t, "ours", (<-e.got).subject())
 }
