@@ -84,3 +84,19 @@ func TestListingsShowExactlyWhatThePoliciesAllow(t *testing.T) {
 		require.ElementsMatch(t, allowed, listed, "%+v", p)
 	})
 }
+
+// Law 16: an org that was made after the backup is taken over, also where another one has had its name since.
+func TestLaw16AnOrgWhoseNameIsTakenIsAdoptedByAnother(t *testing.T) {
+	w := newWorld(t)
+	orgID, projectID := db.NewID(), db.NewID()
+	must(t, w.d, func(tx db.Tx) (int, error) {
+		madeOrg, madeProject, err := iam.Adopt(t.Context(), tx, orgID, w.org.Slug, projectID, start())
+		require.NoError(t, err)
+		require.True(t, madeOrg)
+		require.True(t, madeProject)
+		return 0, err
+	})
+	project := must(t, w.d, func(tx db.Tx) (iam.Project, error) { return iam.GetProject(t.Context(), tx, projectID) })
+	require.Equal(t, orgID, project.OrgID)
+	require.NotEqual(t, w.org.Slug, project.OrgSlug)
+}
