@@ -1,6 +1,7 @@
 package iam_test
 
 import (
+	"crypto/sha256"
 	"strings"
 	"testing"
 	"time"
@@ -193,4 +194,23 @@ func TestTheLastPlatformAdminStaysOne(t *testing.T) {
 	two := admin("two@gpuaas.example")
 	require.NoError(t, disable(one))
 	require.True(t, fault.Is(disable(two), fault.Conflict), "the other one's tokens do not count")
+}
+
+// Law 11: what finishes a login at the identity provider is a secret of the person who logs in.
+func TestLaw11TheSecretOfALoginUnderWayIsStoredSealed(t *testing.T) {
+	w := newWorld(t)
+	login := iam.ExternalLogin{Handle: iam.NewHandle(), Secret: []byte("verifier"), ExpiresAt: start().Add(time.Minute)}
+	stored := must(t, w.d, func(tx db.Tx) ([]byte, error) {
+		if err := iam.StartExternalLogin(t.Context(), tx, clearSealer{}, login, start()); err != nil {
+			return nil, err
+		}
+		return db.Value[[]byte](t.Context(), tx, `SELECT sealed_secret FROM external_logins`)
+	})
+	hash := sha256.Sum256([]byte(login.Handle))
+	sealed, err := clearSealer{}.Seal(login.Secret, hash[:])
+	require.NoError(t, err)
+	require.Equal(t, sealed, stored, "it is sealed to its row")
+	require.Equal(t, login.Secret, must(t, w.d, func(tx db.Tx) ([]byte, error) {
+		return iam.ExternalLoginSecret(t.Context(), tx, clearSealer{}, login.Handle, start())
+	}))
 }
