@@ -73,3 +73,24 @@ func TestLaw15AServiceShowsNoRefusalOfItsOwn(t *testing.T) {
 	require.Equal(t, protocol.WorkloadStatus_INTERNAL.Text(), m.Services[0].Reason)
 	require.Equal(t, protocol.WorkloadStatus_IMAGE_PULL_FAILED.Text(), m.Services[1].Reason)
 }
+
+// What the owner has lifted is no refusal any more, whatever else keeps the member from running.
+func TestLaw15ARefusalThatTheOwnerHasLiftedIsNotShown(t *testing.T) {
+	h, n, l := hubtest.NewWithNode(t)
+	i := h.Launch()
+	state, _ := l.ExpectState(1)
+	s := &protocol.WorkloadStatus{
+		MemberId: i.Members[0].ID, InstanceId: i.ID, Revision: 1, Status: protocol.WorkloadStatus_FAILED,
+		Reason: protocol.WorkloadStatus_OWNER_REFUSED, Detail: "Not here.",
+	}
+	require.NoError(t, s.RefuseAsOwner(n.ID, protocol.NewEd25519Signer(n.Key)))
+	l.Report(state.GetGeneration(), s)
+	require.NotEmpty(t, h.Instance(i.ID).Members[0].OwnerRefusal)
+	l.Report(state.GetGeneration(), &protocol.WorkloadStatus{
+		MemberId: i.Members[0].ID, InstanceId: i.ID, Revision: 1, Status: protocol.WorkloadStatus_FAILED,
+		Reason: protocol.WorkloadStatus_IMAGE_PULL_FAILED,
+	})
+	m := h.Instance(i.ID).Members[0]
+	require.Equal(t, protocol.WorkloadStatus_IMAGE_PULL_FAILED, m.Reason)
+	require.Empty(t, m.OwnerRefusal)
+}
