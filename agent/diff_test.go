@@ -219,3 +219,19 @@ func TestAPullDelaysNeitherADocumentNorTheEndOfALease(t *testing.T) {
 	require.Equal(t, "c1", stop.ContainerID)
 	require.Equal(t, agent.FetchPart(part), actions[1])
 }
+
+// What a member has used may be unknown, because its record was altered: its lease says nothing then, and nothing of
+// the member ends, also while its document is missing.
+func TestLaw03ALeaseThatCannotBeVerifiedEndsNothing(t *testing.T) {
+	leases := week("web")
+	unverified := leases["web"]
+	unverified.Unverified = true
+	leases["web"] = unverified
+	part := agent.MissingPart{MemberID: "web", SHA256: [32]byte{1}}
+
+	require.Empty(t, agent.Diff(desired(web(2)), leases, ready(), noon))
+	require.Equal(t, []agent.Action{agent.FetchPart(part)},
+		agent.Diff(agent.Desired{Missing: []agent.MissingPart{part}}, leases, ready(), noon))
+	require.Empty(t, agent.Diff(agent.Desired{Unverified: true}, leases, ready(), noon))
+	require.Empty(t, agent.Diff(desired(web(2)), leases, withImage(observed(member(), 2)), noon), "and nothing starts")
+}
