@@ -145,6 +145,23 @@ func TestFailingPassBacksOffWhateverWakesIt(t *testing.T) {
 	})
 }
 
+// A dependency may be down for a day: the pause stops doubling at the period, and stays there.
+func TestAPassThatFailsForLongKeepsItsPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const periods = 200 // a shift by as many bits would leave no pause
+		var passes atomic.Int64
+		stop := start(t, loop.New("x", time.Second, func(context.Context) error {
+			passes.Add(1)
+			time.Sleep(time.Millisecond)
+			return errors.New("down")
+		}, nil))
+		time.Sleep(periods * time.Second)
+		stop()
+		require.Less(t, passes.Load(), int64(periods*13/10), "80 % of the period at least")
+		require.Greater(t, passes.Load(), int64(periods*7/10))
+	})
+}
+
 func TestPanickingPassDoesNotEndTheLoop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log strings.Builder
