@@ -55,3 +55,21 @@ func TestTheQuotedLogNamesNoCredentialsOfAnotherIndex(t *testing.T) {
 	r.cfg.Unseal = func(string, string, []byte) ([]byte, error) { return nil, io.ErrUnexpectedEOF }
 	require.NotContains(t, r.installLog(t.Context(), agent.Workload{SealedIndex: []byte("sealed anew")}, "m1.1"), "s3cret")
 }
+
+// A quotation begins anywhere in a log, also within a secret: it is redacted first, and then cut.
+func TestLaw11NoEndOfAnIndexsCredentialsIsQuoted(t *testing.T) {
+	const address, end = "https://ci:s3cret-t0ken@index.example/simple", "t0ken"
+	r := &Reconciler{}
+	r.cfg.Unseal = func(string, string, []byte) ([]byte, error) { return []byte(address), nil }
+	for what, secret := range map[string]string{
+		"the password alone":           "s3cret-" + end,
+		"another password with a name": "cannot read https://ci:0ther-" + end,
+	} {
+		after := "@index.example "
+		after += strings.Repeat(".", maxInstallLogBytes-len(end)-len(after))
+		r.machine.Logs = oneLine{bytes: maxInstallLogBytes, last: secret + after}
+		quoted := r.installLog(t.Context(), agent.Workload{SealedIndex: []byte("sealed")}, "m1.1")
+		require.Len(t, quoted, maxInstallLogBytes, what)
+		require.NotContains(t, quoted, end, what)
+	}
+}
