@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"net/netip"
 	"os"
 	"strings"
 
@@ -60,20 +61,25 @@ func (n *Network) detach(id string) error {
 	}
 	var counted net.IP // the address, if the table counts flows of it
 	begun := false
-	addr := net.IP(r.IP.AsSlice())
+	address := r.IP
+	if !address.IsValid() { // the record is not complete
+		address, _ = n.addressOf(id)
+	}
+	addr := net.IP(address.AsSlice())
 	if addr != nil {
 		if counted, begun, err = n.countedFlows(addr); err != nil {
 			return err
 		}
 		begun = begun || !r.Ready // an interrupted removal may have ended the count
 	}
-	if err := errors.Join(n.unready(id, r, counted), n.reservePorts(id, nil)); err != nil {
+	peered, err := n.unready(id, r, address, counted)
+	if err := errors.Join(err, n.reservePorts(id, nil)); err != nil {
 		return err
 	}
 	if err := removeLink(n.hostLink(id)); err != nil {
 		return err
 	}
-	if begun {
+	if begun || peered {
 		if err := deleteFlows(addr); err != nil {
 			return err
 		}
@@ -86,26 +92,23 @@ func (n *Network) detach(id string) error {
 	return os.RemoveAll(n.recordPath(id))
 }
 
-// unready marks the record, so that no peer is let in any more, then closes ports and ways to peers.
-func (n *Network) unready(id string, r record, counted net.IP) error {
+// unready marks the record, so that no peer is let in any more, then closes ports and ways to peers. peered reports
+// whether there were any.
+func (n *Network) unready(id string, r record, address netip.Addr, counted net.IP) (peered bool, err error) {
 	n.peering.Lock()
 	defer n.peering.Unlock()
 	if r.Ready {
 		r.Ready = false
 		if err := n.writeRecord(id, r); err != nil {
-			return err
+			return false, err
 		}
 		failpoint.Hit("agent/detach/unready")
 	}
-	address := r.IP
-	if !address.IsValid() {
-		address, _ = n.addressOf(id)
-	}
 	peers, err := n.peersWith(address)
 	if err != nil {
-		return err
+		return false, err
 	}
-	return n.close(r.Ports, counted, peers)
+	return len(peers) > 0, n.close(r.Ports, counted, peers)
 }
 
 // List names every attachment, also a part of one, in order.

@@ -116,14 +116,19 @@ const (
 	ctaFilterSource = 1 // a flag: compare the source address
 )
 
-// deleteFlows removes the flows that a member has begun from the connection table: entries outlive it by up to five
-// days, would fill the table, and would lead late answers to the next member with this address.
+// deleteFlows removes the flows of an address from the connection table: entries outlive it by up to five days and
+// would fill the table. Those that a member has begun would lead late answers to the next member with the address;
+// those that its peers have begun would let what the next member sends through to the peers, as answers.
 func deleteFlows(addr net.IP) error {
-	flows, err := listFlows(addr, nl.CTA_TUPLE_ORIG)
+	begun, err := listFlows(addr, nl.CTA_TUPLE_ORIG)
 	if err != nil {
 		return fmt.Errorf("list the flows of %s: %w", addr, err)
 	}
-	for _, flow := range flows {
+	reached, err := listFlows(addr, nl.CTA_TUPLE_REPLY)
+	if err != nil {
+		return fmt.Errorf("list the flows to %s: %w", addr, err)
+	}
+	for _, flow := range slices.Concat(begun, reached) {
 		request := nl.NewNetlinkRequest(deleteFlow, unix.NLM_F_ACK)
 		request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
 		request.AddRawData(flow)

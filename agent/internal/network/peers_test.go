@@ -81,6 +81,22 @@ func TestLaw10OnlyTheServicesOfAMemberReachEachOther(t *testing.T) {
 	require.Equal(t, []string{"m2@db", "m2@server"}, all)
 }
 
+// What the next owner of the address sends would pass as an answer to the peer that has talked to the last one.
+func TestLaw10ThePeersOfAServiceThatIsGoneHaveNoFlowsToItsAddress(t *testing.T) {
+	f := newFixture(t)
+	gone, stays := f.setup(network.ID("m1", "db")), f.setup(network.ID("m1", "server"))
+	openMany(t, stays.NetNSPath, gone.IP, 10)
+	openMany(t, stays.NetNSPath, outsideIP, 10)
+	to := func(ip string) string { return "src=" + stays.IP + " dst=" + ip + " " }
+	table := sh(t, "cat /proc/net/nf_conntrack")
+	require.Contains(t, table, to(gone.IP))
+	require.Contains(t, table, to(outsideIP))
+	require.NoError(t, f.n.Remove(ctxOf(t), network.ID("m1", "db")))
+	table = sh(t, "cat /proc/net/nf_conntrack")
+	require.NotContains(t, table, to(gone.IP))
+	require.Contains(t, table, to(outsideIP), "its others stay")
+}
+
 // The next members with these addresses would reach each other.
 func TestAWayBetweenAddressesThatNobodyHasIsRemoved(t *testing.T) {
 	f := newFixture(t)
