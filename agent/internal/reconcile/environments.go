@@ -272,11 +272,11 @@ func (i packageIndex) redact(text []byte) []byte {
 	if i.url == nil || i.url.User == nil {
 		return text
 	}
-	password, has := i.url.User.Password()
+	password, _ := i.url.User.Password()
 	encoded := i.url.User.String()
-	_, encodedPassword, _ := strings.Cut(encoded, ":")
-	if !has {
-		password = i.url.User.Username() // a token
+	encodedName, encodedPassword, _ := strings.Cut(encoded, ":")
+	if password == "" { // the name is a token
+		password, encodedPassword = i.url.User.Username(), encodedName
 	}
 	for _, secret := range []string{encoded, password, encodedPassword} {
 		if secret != "" {

@@ -147,6 +147,7 @@ func TestLaw11NoFormOfAnIndexsCredentialsIsQuoted(t *testing.T) {
 	for index, forms := range map[string][]string{
 		"https://reader:s3cr%21t@packages.example/simple": {"s3cr!t", "s3cr%21t", "reader:s3cr%21t"},
 		"https://t%2Fken@packages.example/simple":         {"t/ken", "t%2Fken"},
+		"https://t%2Fken:@packages.example/simple":        {"t/ken", "t%2Fken", "t%2Fken:"},
 	} {
 		for _, form := range forms {
 			text, err := reconcile.Redacted(index, "401 for "+form)
