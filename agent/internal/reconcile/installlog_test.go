@@ -73,3 +73,14 @@ func TestLaw11NoEndOfAnIndexsCredentialsIsQuoted(t *testing.T) {
 		require.NotContains(t, quoted, end, what)
 	}
 }
+
+// The error of what is no URL quotes all of it.
+func TestLaw11AnIndexThatIsNoURLIsNotQuoted(t *testing.T) {
+	r := &Reconciler{}
+	r.cfg.Unseal = func(string, string, []byte) ([]byte, error) {
+		return []byte("https://reader:s3cr%t@packages.example/simple"), nil
+	}
+	_, err := r.index(agent.Workload{SealedIndex: []byte("sealed")})
+	require.ErrorContains(t, err, "is no URL")
+	require.NotContains(t, err.Error(), "s3cr")
+}
