@@ -152,6 +152,30 @@ func TestASnapshotIsTakenOnceAndRestoredOnce(t *testing.T) {
 	f.requireContent(f.prepare(usesProject("m4", "v1", false)), "before")
 }
 
+// The hub asks for a restore once, and starts containers on the volume when the node has reported it.
+func TestLaw13ARestoreThatFailedIsDoneOnceNothingIsInItsWay(t *testing.T) {
+	f := newFixture(t)
+	p := project("v1")
+	f.apply(p)
+	dir := f.prepare(usesProject("m1", "v1", false))
+	f.write(dir, "before")
+	p.Made, p.Snapshots = true, []*protocol.VolumeSnapshot{{Id: "s1"}}
+	f.apply(p)
+	f.write(dir, "after")
+	require.NoError(t, f.v.RemoveMember(t.Context(), "m1"))
+
+	inTheWay := filepath.Join(f.cfg.Dir, "v1", "data.img.unfinished")
+	require.NoError(t, os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700))
+	p.RestoreNo, p.RestoreSnapshotId = 1, "s1"
+	s := f.v.Apply(t.Context(), p)
+	require.NotEmpty(t, s.GetReason())
+	require.Zero(t, s.GetRestoreNo())
+	require.NoError(t, os.RemoveAll(inTheWay))
+	f.v = f.open()
+	require.EqualValues(t, 1, f.apply(p).GetRestoreNo())
+	f.requireContent(f.prepare(usesProject("m2", "v1", false)), "before")
+}
+
 // The agent was killed once a growth had reserved the space. The next one takes a snapshot first.
 func TestASnapshotBetweenTheStepsOfAGrowthIsRestoredInFull(t *testing.T) {
 	f := newFixture(t)
