@@ -57,6 +57,23 @@ func TestAnAcceleratorIsNotTestedWhileAContainerHasIt(t *testing.T) {
 	require.Equal(t, map[string]duty{"GPU-a": dutyTest}, advance(time.Hour))
 }
 
+// After a start of the agent, and right after the fault, nobody has said yet which containers there are.
+func TestLaw14AnAcceleratorIsNotResetBeforeItIsKnownToBeFree(t *testing.T) {
+	at := time.Unix(1_700_000_000, 0)
+	i, _, advance := judged(t, at)
+	needsReset := rung{Health: protocol.HealthNeedsReset, Reason: "Xid 95", Since: at}
+	i.ladder.Rungs["GPU-a"] = needsReset
+	require.Empty(t, advance(time.Hour))
+	i.SetUsed(nil)
+	i.ladder.usedAt = at.Add(-time.Second)
+	require.Empty(t, advance(time.Hour), "a container may have got it since")
+	i.SetUsed([]string{"GPU-a"})
+	require.Empty(t, advance(time.Hour))
+	require.Equal(t, needsReset, i.ladder.Rungs["GPU-a"])
+	i.SetUsed(nil)
+	require.Equal(t, map[string]duty{"GPU-a": dutyReset}, advance(time.Hour))
+}
+
 func TestAPartitionThatIsNamedAfterTheFirstPassIsInUse(t *testing.T) {
 	at := time.Unix(1_800_000_000, 0)
 	i, driver, advance := judged(t, at)
