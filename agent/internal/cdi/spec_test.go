@@ -32,3 +32,17 @@ func TestAFileBesideTheDriversRootIsNotGiven(t *testing.T) {
 	require.ErrorContains(t, given(filepath.Join(beside, "smi")), "not below the driver's root")
 	require.ErrorContains(t, given(link), "not below the driver's root")
 }
+
+// By the time a container starts, a link may lead to another file than the one that was checked.
+func TestTheFileThatWasCheckedIsGivenAndNotALinkToIt(t *testing.T) {
+	root, err := filepath.EvalSymlinks(t.TempDir())
+	require.NoError(t, err)
+	file, link := filepath.Join(root, "libcuda.so.550"), filepath.Join(root, "libcuda.so.1")
+	require.NoError(t, os.WriteFile(file, nil, 0o644))
+	require.NoError(t, os.Symlink("libcuda.so.550", link))
+	edits, err := cdi.FromSpec(&specs.Spec{ContainerEdits: specs.ContainerEdits{
+		Mounts: []*specs.Mount{{HostPath: link, ContainerPath: "/usr/lib/libcuda.so.1"}},
+	}}, nil, root)
+	require.NoError(t, err)
+	require.Equal(t, []cdi.Mount{{Source: file, Destination: "/usr/lib/libcuda.so.1"}}, edits.Mounts)
+}
