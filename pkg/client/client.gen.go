@@ -1222,6 +1222,58 @@ type ClientInterface interface {
 	// Corresponds with POST /projects/{project_id}/app-artifacts/publish-intents (the `CreatePublishIntent` operationId).
 	CreatePublishIntent(ctx context.Context, projectID ProjectID, body CreatePublishIntentJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// GetArtifact One artifact
+	//
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+	// over.
+	//
+	// Corresponds with GET /projects/{project_id}/app-artifacts/{artifact_id} (the `GetArtifact` operationId).
+	GetArtifact(ctx context.Context, projectID ProjectID, artifactID ArtifactID, params *GetArtifactParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RetireArtifactWithBody End an artifact that nothing uses; its content is removed from the registry
+	//
+	// 409 `artifact_in_use` while an active version names the artifact (deprecate the version first), or an app
+	// instance of any org has it in its current revision. A retired artifact stays retired. The registry keeps its
+	// content as long as another artifact, or an earlier revision of an app instance, has it.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/retire (the `RetireArtifact` operationId).
+	RetireArtifactWithBody(ctx context.Context, projectID ProjectID, artifactID ArtifactID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RetireArtifact End an artifact that nothing uses; its content is removed from the registry
+	//
+	// 409 `artifact_in_use` while an active version names the artifact (deprecate the version first), or an app
+	// instance of any org has it in its current revision. A retired artifact stays retired. The registry keeps its
+	// content as long as another artifact, or an earlier revision of an app instance, has it.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/retire (the `RetireArtifact` operationId).
+	RetireArtifact(ctx context.Context, projectID ProjectID, artifactID ArtifactID, body RetireArtifactJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RevokeArtifactWithBody End the trust in the content of an artifact; nothing starts with it any more
+	//
+	// Every artifact of the digest in the repository is revoked, whichever version and project of the org it was
+	// registered for, and the digest cannot be registered again. Launches, upgrades, rollbacks and starts with it are
+	// refused with 409 `artifact_not_verified`; app instances that run go on. A revoked artifact stays revoked.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/revoke (the `RevokeArtifact` operationId).
+	RevokeArtifactWithBody(ctx context.Context, projectID ProjectID, artifactID ArtifactID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RevokeArtifact End the trust in the content of an artifact; nothing starts with it any more
+	//
+	// Every artifact of the digest in the repository is revoked, whichever version and project of the org it was
+	// registered for, and the digest cannot be registered again. Launches, upgrades, rollbacks and starts with it are
+	// refused with 409 `artifact_not_verified`; app instances that run go on. A revoked artifact stays revoked.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/revoke (the `RevokeArtifact` operationId).
+	RevokeArtifact(ctx context.Context, projectID ProjectID, artifactID ArtifactID, body RevokeArtifactJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// ListAppInstances App instances of the project
 	//
 	// Corresponds with GET /projects/{project_id}/app-instances (the `ListAppInstances` operationId).
@@ -4543,6 +4595,108 @@ func (c *Client) CreatePublishIntentWithBody(ctx context.Context, projectID Proj
 // Corresponds with POST /projects/{project_id}/app-artifacts/publish-intents (the `CreatePublishIntent` operationId).
 func (c *Client) CreatePublishIntent(ctx context.Context, projectID ProjectID, body CreatePublishIntentJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewCreatePublishIntentRequest(c.Server, projectID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetArtifact One artifact
+//
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+// over.
+//
+// Corresponds with GET /projects/{project_id}/app-artifacts/{artifact_id} (the `GetArtifact` operationId).
+func (c *Client) GetArtifact(ctx context.Context, projectID ProjectID, artifactID ArtifactID, params *GetArtifactParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetArtifactRequest(c.Server, projectID, artifactID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RetireArtifactWithBody End an artifact that nothing uses; its content is removed from the registry
+//
+// 409 `artifact_in_use` while an active version names the artifact (deprecate the version first), or an app
+// instance of any org has it in its current revision. A retired artifact stays retired. The registry keeps its
+// content as long as another artifact, or an earlier revision of an app instance, has it.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/retire (the `RetireArtifact` operationId).
+func (c *Client) RetireArtifactWithBody(ctx context.Context, projectID ProjectID, artifactID ArtifactID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRetireArtifactRequestWithBody(c.Server, projectID, artifactID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RetireArtifact End an artifact that nothing uses; its content is removed from the registry
+//
+// 409 `artifact_in_use` while an active version names the artifact (deprecate the version first), or an app
+// instance of any org has it in its current revision. A retired artifact stays retired. The registry keeps its
+// content as long as another artifact, or an earlier revision of an app instance, has it.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/retire (the `RetireArtifact` operationId).
+func (c *Client) RetireArtifact(ctx context.Context, projectID ProjectID, artifactID ArtifactID, body RetireArtifactJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRetireArtifactRequest(c.Server, projectID, artifactID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RevokeArtifactWithBody End the trust in the content of an artifact; nothing starts with it any more
+//
+// Every artifact of the digest in the repository is revoked, whichever version and project of the org it was
+// registered for, and the digest cannot be registered again. Launches, upgrades, rollbacks and starts with it are
+// refused with 409 `artifact_not_verified`; app instances that run go on. A revoked artifact stays revoked.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/revoke (the `RevokeArtifact` operationId).
+func (c *Client) RevokeArtifactWithBody(ctx context.Context, projectID ProjectID, artifactID ArtifactID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRevokeArtifactRequestWithBody(c.Server, projectID, artifactID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RevokeArtifact End the trust in the content of an artifact; nothing starts with it any more
+//
+// Every artifact of the digest in the repository is revoked, whichever version and project of the org it was
+// registered for, and the digest cannot be registered again. Launches, upgrades, rollbacks and starts with it are
+// refused with 409 `artifact_not_verified`; app instances that run go on. A revoked artifact stays revoked.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/revoke (the `RevokeArtifact` operationId).
+func (c *Client) RevokeArtifact(ctx context.Context, projectID ProjectID, artifactID ArtifactID, body RevokeArtifactJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRevokeArtifactRequest(c.Server, projectID, artifactID, body)
 	if err != nil {
 		return nil, err
 	}
@@ -11338,6 +11492,186 @@ func NewCreatePublishIntentRequestWithBody(server string, projectID ProjectID, c
 	return req, nil
 }
 
+// NewGetArtifactRequest constructs an http.Request for the GetArtifact method
+func NewGetArtifactRequest(server string, projectID ProjectID, artifactID ArtifactID, params *GetArtifactParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "artifact_id", artifactID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-artifacts/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "after", params.After, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "wait", params.Wait, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewRetireArtifactRequest calls the generic RetireArtifact builder with application/json body
+func NewRetireArtifactRequest(server string, projectID ProjectID, artifactID ArtifactID, body RetireArtifactJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewRetireArtifactRequestWithBody(server, projectID, artifactID, "application/json", bodyReader)
+}
+
+// NewRetireArtifactRequestWithBody constructs an http.Request for the RetireArtifact method, with any body, and a specified content type
+func NewRetireArtifactRequestWithBody(server string, projectID ProjectID, artifactID ArtifactID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "artifact_id", artifactID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-artifacts/%s/retire", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewRevokeArtifactRequest calls the generic RevokeArtifact builder with application/json body
+func NewRevokeArtifactRequest(server string, projectID ProjectID, artifactID ArtifactID, body RevokeArtifactJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewRevokeArtifactRequestWithBody(server, projectID, artifactID, "application/json", bodyReader)
+}
+
+// NewRevokeArtifactRequestWithBody constructs an http.Request for the RevokeArtifact method, with any body, and a specified content type
+func NewRevokeArtifactRequestWithBody(server string, projectID ProjectID, artifactID ArtifactID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "artifact_id", artifactID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-artifacts/%s/revoke", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
 // NewListAppInstancesRequest constructs an http.Request for the ListAppInstances method
 func NewListAppInstancesRequest(server string, projectID ProjectID, params *ListAppInstancesParams) (*http.Request, error) {
 	var err error
@@ -16632,6 +16966,60 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with POST /projects/{project_id}/app-artifacts/publish-intents (the `CreatePublishIntent` operationId).
 	CreatePublishIntentWithResponse(ctx context.Context, projectID ProjectID, body CreatePublishIntentJSONRequestBody, reqEditors ...RequestEditorFn) (*CreatePublishIntentResponse, error)
+
+	// GetArtifactWithResponse One artifact
+	//
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+	// over.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/app-artifacts/{artifact_id} (the `GetArtifact` operationId).
+	GetArtifactWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, params *GetArtifactParams, reqEditors ...RequestEditorFn) (*GetArtifactResponse, error)
+
+	// RetireArtifactWithBodyWithResponse End an artifact that nothing uses; its content is removed from the registry
+	//
+	// 409 `artifact_in_use` while an active version names the artifact (deprecate the version first), or an app
+	// instance of any org has it in its current revision. A retired artifact stays retired. The registry keeps its
+	// content as long as another artifact, or an earlier revision of an app instance, has it.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/retire (the `RetireArtifact` operationId).
+	RetireArtifactWithBodyWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RetireArtifactResponse, error)
+
+	// RetireArtifactWithResponse End an artifact that nothing uses; its content is removed from the registry
+	//
+	// 409 `artifact_in_use` while an active version names the artifact (deprecate the version first), or an app
+	// instance of any org has it in its current revision. A retired artifact stays retired. The registry keeps its
+	// content as long as another artifact, or an earlier revision of an app instance, has it.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/retire (the `RetireArtifact` operationId).
+	RetireArtifactWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, body RetireArtifactJSONRequestBody, reqEditors ...RequestEditorFn) (*RetireArtifactResponse, error)
+
+	// RevokeArtifactWithBodyWithResponse End the trust in the content of an artifact; nothing starts with it any more
+	//
+	// Every artifact of the digest in the repository is revoked, whichever version and project of the org it was
+	// registered for, and the digest cannot be registered again. Launches, upgrades, rollbacks and starts with it are
+	// refused with 409 `artifact_not_verified`; app instances that run go on. A revoked artifact stays revoked.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/revoke (the `RevokeArtifact` operationId).
+	RevokeArtifactWithBodyWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RevokeArtifactResponse, error)
+
+	// RevokeArtifactWithResponse End the trust in the content of an artifact; nothing starts with it any more
+	//
+	// Every artifact of the digest in the repository is revoked, whichever version and project of the org it was
+	// registered for, and the digest cannot be registered again. Launches, upgrades, rollbacks and starts with it are
+	// refused with 409 `artifact_not_verified`; app instances that run go on. A revoked artifact stays revoked.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/revoke (the `RevokeArtifact` operationId).
+	RevokeArtifactWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, body RevokeArtifactJSONRequestBody, reqEditors ...RequestEditorFn) (*RevokeArtifactResponse, error)
 
 	// ListAppInstancesWithResponse App instances of the project
 	//
@@ -22199,6 +22587,150 @@ func (r CreatePublishIntentResponse) ContentType() string {
 	return ""
 }
 
+type GetArtifactResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Artifact
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetArtifactResponse) GetJSON200() *Artifact {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r GetArtifactResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetArtifactResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetArtifactResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetArtifactResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetArtifactResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RetireArtifactResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Artifact
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r RetireArtifactResponse) GetJSON200() *Artifact {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RetireArtifactResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RetireArtifactResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RetireArtifactResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RetireArtifactResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RetireArtifactResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RevokeArtifactResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Artifact
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r RevokeArtifactResponse) GetJSON200() *Artifact {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RevokeArtifactResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RevokeArtifactResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RevokeArtifactResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RevokeArtifactResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RevokeArtifactResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type ListAppInstancesResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -27654,6 +28186,90 @@ func (c *ClientWithResponses) CreatePublishIntentWithResponse(ctx context.Contex
 	return ParseCreatePublishIntentResponse(rsp)
 }
 
+// GetArtifactWithResponse One artifact
+//
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+// over.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/app-artifacts/{artifact_id} (the `GetArtifact` operationId).
+func (c *ClientWithResponses) GetArtifactWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, params *GetArtifactParams, reqEditors ...RequestEditorFn) (*GetArtifactResponse, error) {
+	rsp, err := c.GetArtifact(ctx, projectID, artifactID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetArtifactResponse(rsp)
+}
+
+// RetireArtifactWithBodyWithResponse End an artifact that nothing uses; its content is removed from the registry
+//
+// 409 `artifact_in_use` while an active version names the artifact (deprecate the version first), or an app
+// instance of any org has it in its current revision. A retired artifact stays retired. The registry keeps its
+// content as long as another artifact, or an earlier revision of an app instance, has it.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/retire (the `RetireArtifact` operationId).
+func (c *ClientWithResponses) RetireArtifactWithBodyWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RetireArtifactResponse, error) {
+	rsp, err := c.RetireArtifactWithBody(ctx, projectID, artifactID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRetireArtifactResponse(rsp)
+}
+
+// RetireArtifactWithResponse End an artifact that nothing uses; its content is removed from the registry
+//
+// 409 `artifact_in_use` while an active version names the artifact (deprecate the version first), or an app
+// instance of any org has it in its current revision. A retired artifact stays retired. The registry keeps its
+// content as long as another artifact, or an earlier revision of an app instance, has it.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/retire (the `RetireArtifact` operationId).
+func (c *ClientWithResponses) RetireArtifactWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, body RetireArtifactJSONRequestBody, reqEditors ...RequestEditorFn) (*RetireArtifactResponse, error) {
+	rsp, err := c.RetireArtifact(ctx, projectID, artifactID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRetireArtifactResponse(rsp)
+}
+
+// RevokeArtifactWithBodyWithResponse End the trust in the content of an artifact; nothing starts with it any more
+//
+// Every artifact of the digest in the repository is revoked, whichever version and project of the org it was
+// registered for, and the digest cannot be registered again. Launches, upgrades, rollbacks and starts with it are
+// refused with 409 `artifact_not_verified`; app instances that run go on. A revoked artifact stays revoked.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/revoke (the `RevokeArtifact` operationId).
+func (c *ClientWithResponses) RevokeArtifactWithBodyWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RevokeArtifactResponse, error) {
+	rsp, err := c.RevokeArtifactWithBody(ctx, projectID, artifactID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRevokeArtifactResponse(rsp)
+}
+
+// RevokeArtifactWithResponse End the trust in the content of an artifact; nothing starts with it any more
+//
+// Every artifact of the digest in the repository is revoked, whichever version and project of the org it was
+// registered for, and the digest cannot be registered again. Launches, upgrades, rollbacks and starts with it are
+// refused with 409 `artifact_not_verified`; app instances that run go on. A revoked artifact stays revoked.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/revoke (the `RevokeArtifact` operationId).
+func (c *ClientWithResponses) RevokeArtifactWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, body RevokeArtifactJSONRequestBody, reqEditors ...RequestEditorFn) (*RevokeArtifactResponse, error) {
+	rsp, err := c.RevokeArtifact(ctx, projectID, artifactID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRevokeArtifactResponse(rsp)
+}
+
 // ListAppInstancesWithResponse App instances of the project
 //
 // Returns a wrapper object for the known response body format(s).
@@ -32354,6 +32970,105 @@ func ParseCreatePublishIntentResponse(rsp *http.Response) (*CreatePublishIntentR
 			return nil, err
 		}
 		response.JSON201 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetArtifactResponse parses an HTTP response from a GetArtifactWithResponse call
+func ParseGetArtifactResponse(rsp *http.Response) (*GetArtifactResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetArtifactResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Artifact
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRetireArtifactResponse parses an HTTP response from a RetireArtifactWithResponse call
+func ParseRetireArtifactResponse(rsp *http.Response) (*RetireArtifactResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RetireArtifactResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Artifact
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRevokeArtifactResponse parses an HTTP response from a RevokeArtifactWithResponse call
+func ParseRevokeArtifactResponse(rsp *http.Response) (*RevokeArtifactResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RevokeArtifactResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Artifact
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem

@@ -2231,13 +2231,16 @@ type Artifact struct {
 	Evidence     []Evidence   `json:"evidence"`
 
 	// ID UUIDv7 in lower case.
-	ID         ID                 `json:"id"`
-	MediaType  string             `json:"media_type"`
-	Platforms  []string           `json:"platforms"`
-	Repository string             `json:"repository"`
-	SizeBytes  int64              `json:"size_bytes"`
-	Status     ArtifactStatus     `json:"status"`
-	TrustState ArtifactTrustState `json:"trust_state"`
+	ID         ID       `json:"id"`
+	MediaType  string   `json:"media_type"`
+	Platforms  []string `json:"platforms"`
+	Repository string   `json:"repository"`
+
+	// ResourceVersion The `after` of the next call
+	ResourceVersion int64              `json:"resource_version"`
+	SizeBytes       int64              `json:"size_bytes"`
+	Status          ArtifactStatus     `json:"status"`
+	TrustState      ArtifactTrustState `json:"trust_state"`
 }
 
 // ArtifactStatus defines model for Artifact.Status.
@@ -2278,6 +2281,12 @@ type ArtifactRegister struct {
 
 // ArtifactSourceType defines model for ArtifactSourceType.
 type ArtifactSourceType string
+
+// ArtifactWithdraw defines model for ArtifactWithdraw.
+type ArtifactWithdraw struct {
+	// Reason For the event and the audit trail
+	Reason string `json:"reason"`
+}
 
 // Attachment defines model for Attachment.
 type Attachment struct {
@@ -4638,6 +4647,9 @@ type AppInstanceID = ID
 // AppSlug Lower-case letters, digits and inner hyphens.
 type AppSlug = Slug
 
+// ArtifactID UUIDv7 in lower case.
+type ArtifactID = ID
+
 // AttachmentID UUIDv7 in lower case.
 type AttachmentID = ID
 
@@ -5069,6 +5081,15 @@ type ListArtifactsParams struct {
 	AppSlug Slug   `form:"app_slug,omitempty" json:"app_slug,omitempty,omitzero"`
 }
 
+// GetArtifactParams defines parameters for GetArtifact.
+type GetArtifactParams struct {
+	// After The `resource_version` of the last answer; without `wait` it changes nothing.
+	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
+}
+
 // ListAppInstancesParams defines parameters for ListAppInstances.
 type ListAppInstancesParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -5408,6 +5429,12 @@ type RegisterArtifactJSONRequestBody = ArtifactRegister
 
 // CreatePublishIntentJSONRequestBody defines body for CreatePublishIntent for application/json ContentType.
 type CreatePublishIntentJSONRequestBody = PublishIntentCreate
+
+// RetireArtifactJSONRequestBody defines body for RetireArtifact for application/json ContentType.
+type RetireArtifactJSONRequestBody = ArtifactWithdraw
+
+// RevokeArtifactJSONRequestBody defines body for RevokeArtifact for application/json ContentType.
+type RevokeArtifactJSONRequestBody = ArtifactWithdraw
 
 // CreateAppInstanceJSONRequestBody defines body for CreateAppInstance for application/json ContentType.
 type CreateAppInstanceJSONRequestBody = AppInstanceCreate

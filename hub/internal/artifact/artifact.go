@@ -50,7 +50,7 @@ const (
 	Verified TrustState = "verified"
 	// Rejected has signatures, none of which counts.
 	Rejected TrustState = "rejected"
-	// TrustRevoked was verified by a key that has been revoked since.
+	// TrustRevoked belongs to a digest that was revoked: its content is not trusted any more.
 	TrustRevoked TrustState = "revoked"
 )
 
@@ -193,26 +193,33 @@ func Judge(img Image, repository, digest string, signers []SignerKey, now time.T
 }
 
 // Register stores an artifact. Registering the same digest for the same version again updates its trust state, so that
-// a signature that was pushed late counts; a revoked artifact stays revoked, a verified one verified.
+// a signature that was pushed late counts; a verified artifact stays verified. A revoked digest is not registered again
+// for any version, a retired one not for the same.
 func Register(ctx context.Context, tx db.Tx, a Artifact, now time.Time) (before *Artifact, after Artifact, err error) {
+	revoked, err := db.Value[bool](ctx, tx, `SELECT EXISTS (SELECT 1 FROM artifacts
+		WHERE repository = $1 AND digest = $2 AND status = $3)`, a.Repository, a.Digest, Revoked)
+	if err != nil {
+		return nil, Artifact{}, err
+	}
 	old, found, err := selectOne(ctx, tx, a.Repository, a.Digest, a.AppVersion)
 	if err != nil {
 		return nil, Artifact{}, err
 	}
 	a.CreatedAt, a.UpdatedAt, a.Status, a.ResourceVersion = now, now, Registered, 1
 	a.Platforms, a.Evidence = append([]string{}, a.Platforms...), append([]Evidence{}, a.Evidence...) // nil is NULL
-	if !found {
-		return nil, a, insertArtifact(ctx, tx, a)
-	}
-	if old.ProjectID != a.ProjectID {
+	switch {
+	case found && old.ProjectID != a.ProjectID:
 		return nil, Artifact{}, fault.New(fault.Conflict, codeArtifactExists, "Another project has registered this digest "+
 			"for this version.", nil).
 			WithField("/digest", "is registered already").Permanent()
-	}
-	if old.Status == Revoked || old.TrustState == TrustRevoked {
-		return nil, Artifact{}, fault.New(fault.Conflict, codeArtifactRevoked, "This artifact was revoked; push and "+
-			"register another one.", nil).
-			WithField("/digest", "was revoked").Permanent()
+	case revoked:
+		return nil, Artifact{}, errRevoked().WithField("/digest", "was revoked")
+	case !found:
+		return nil, a, insertArtifact(ctx, tx, a)
+	case old.Status == Retired:
+		return nil, Artifact{}, fault.New(fault.Conflict, codeArtifactRetired, "This artifact was retired; register the "+
+			"digest for another version.", nil).
+			WithField("/digest", "was retired for this version").Permanent()
 	}
 	if old.TrustState == Verified && a.TrustState != Verified {
 		// Every project of the org may overwrite the tag with the signatures; that must not undo a verification.
@@ -223,17 +230,22 @@ func Register(ctx context.Context, tx db.Tx, a Artifact, now time.Time) (before 
 	return &old, a, updateArtifact(ctx, tx, a)
 }
 
-// Promotion is an artifact that Activate changed.
-type Promotion struct{ Before, After Artifact }
+func errRevoked() *fault.Error {
+	return fault.New(fault.Conflict, codeArtifactRevoked, "This artifact was revoked; push and register another one.",
+		nil).Permanent()
+}
+
+// Change is an artifact before and after a change.
+type Change struct{ Before, After Artifact }
 
 // Activate makes the artifacts of a version's images active, and returns those that changed. Its fault names
 // each image that is not verified.
 func Activate(ctx context.Context, tx db.Tx, appVersion string, images []manifest.Image,
 	now time.Time,
-) ([]Promotion, error) {
+) ([]Change, error) {
 	refused := fault.New(fault.Conflict, CodeNotVerified,
 		"The version names images that are not registered and verified; push, sign and register them first.", nil).Permanent()
-	var out []Promotion
+	var out []Change
 	for _, image := range images {
 		repository, digest := manifest.RepositoryOf(image.Ref), manifest.DigestOf(image.Ref)
 		a, found, err := selectOne(ctx, tx, repository, digest, appVersion)
@@ -253,7 +265,7 @@ func Activate(ctx context.Context, tx db.Tx, appVersion string, images []manifes
 			if err := updateArtifact(ctx, tx, next); err != nil {
 				return nil, err
 			}
-			out = append(out, Promotion{Before: a, After: next})
+			out = append(out, Change{Before: a, After: next})
 		}
 	}
 	if len(refused.Fields) > 0 {

@@ -10,6 +10,8 @@ const (
 	CodeNotPushed fault.Code = "artifact_not_pushed"
 	// CodeNotVerified: an image of the version is not registered and verified.
 	CodeNotVerified fault.Code = "artifact_not_verified"
+	// codeArtifactRetired: the artifact was retired.
+	codeArtifactRetired fault.Code = "artifact_retired"
 	// codeArtifactRevoked: the artifact was revoked.
 	codeArtifactRevoked fault.Code = "artifact_revoked"
 	// CodeUnsupported: the artifact is of a kind that cannot be run.

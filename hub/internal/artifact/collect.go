@@ -35,8 +35,7 @@ type Roots struct {
 	Repositories []string
 }
 
-// RootsOf lists the artifacts that are not retired or revoked, and the repositories that may be pushed to. A retired
-// or revoked artifact stays only where a manifest names it.
+// RootsOf lists the artifacts that are not retired or revoked, and the repositories that may be pushed to.
 func RootsOf(ctx context.Context, tx db.Tx, now time.Time) (Roots, error) {
 	images, err := db.Select(ctx, tx, pgx.RowToStructByPos[Ref],
 		`SELECT DISTINCT repository, digest FROM artifacts WHERE status NOT IN ('retired', 'revoked')`)

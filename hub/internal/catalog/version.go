@@ -136,12 +136,23 @@ func GetVersion(ctx context.Context, tx db.Tx, slug, version string) (Version, e
 	return v, orNotFound(err)
 }
 
-// EachManifest calls each with the signed envelope of every version that is not retired. The bytes are valid during
-// the call.
-func EachManifest(ctx context.Context, tx db.Tx, each func(envelope []byte)) error {
+// EachManifest calls each with the name and the signed envelope of every version that is not retired. The bytes are
+// valid during the call.
+func EachManifest(ctx context.Context, tx db.Tx, each func(version string, envelope []byte)) error {
+	var (
+		version  string
+		envelope []byte
+	)
+	return db.ForEach(ctx, tx, []any{&version, &envelope}, func() { each(version, envelope) },
+		`SELECT version, manifest_envelope FROM app_versions WHERE status <> 'retired'`)
+}
+
+// EachManifestOffered calls each with the signed envelopes of the versions of a name, of any app, that are active or on
+// the way there. The bytes are valid during the call.
+func EachManifestOffered(ctx context.Context, tx db.Tx, version string, each func(envelope []byte)) error {
 	var envelope []byte
-	return db.ForEach(ctx, tx, []any{&envelope}, func() { each(envelope) },
-		`SELECT manifest_envelope FROM app_versions WHERE status <> 'retired'`)
+	return db.ForEach(ctx, tx, []any{&envelope}, func() { each(envelope) }, `SELECT manifest_envelope FROM app_versions
+		WHERE version = $1 AND status IN ('staged', 'canary', 'active')`, version)
 }
 
 // VersionFilter says which versions a listing shows.

@@ -22,7 +22,9 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/oidc/oidctest"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -55,7 +57,33 @@ func law08Publishing(t *testing.T) {
 				return second(s.RegisterArtifact(ctx, m, in))
 			}
 		}),
+		prepared("retire artifact", "artifacts", func(p *person, _ *command.Service) run {
+			a, m := p.artifact("unused"), p.Meta("k")
+			return func(ctx context.Context, s *command.Service) error {
+				return second(s.RetireArtifact(ctx, m, p.Project.ID, a.ID, "no longer built"))
+			}
+		}),
+		prepared("revoke artifact", "artifacts", func(p *person, _ *command.Service) run {
+			a, m := p.artifact("bad"), p.Meta("k")
+			return func(ctx context.Context, s *command.Service) error {
+				return second(s.RevokeArtifact(ctx, m, p.Project.ID, a.ID, "has a backdoor"))
+			}
+		}),
 	})
+}
+
+// artifact registers a verified artifact that no version names.
+func (p *person) artifact(name string) (out artifact.Artifact) {
+	p.T.Helper()
+	p.Tx(func(ctx context.Context, tx db.Tx) (err error) {
+		_, out, err = artifact.Register(ctx, tx, artifact.Artifact{
+			ID: db.NewID(), OrgID: p.Project.OrgID, ProjectID: p.Project.ID, AppSlug: "demo", AppVersion: "9.0.0",
+			ArtifactName: name, Repository: artifact.Repository("acme", "demo", name), Digest: "sha256:1",
+			TrustState: artifact.Verified, CreatedBy: principal.Actor{Type: principal.User, ID: db.NewID()},
+		}, p.Now)
+		return err
+	})
+	return out
 }
 
 // delegation lets a fresh publisher of an org sign, as the catalogue's key says.

@@ -68,6 +68,7 @@ func (p *person) repeatableOfProjects(s *command.Service) []repeatable {
 	require.NoError(p.T, err)
 	secret, err := s.CreateSecret(ctx, p.Meta("secret"), project, "hf", "x")
 	require.NoError(p.T, err)
+	retired, revoked := p.artifact("retired"), p.artifact("revoked")
 	v := p.volume("data")
 	snapshot, err := s.CreateVolumeSnapshot(ctx, p.Meta("snapshot"), project, v.ID, "")
 	require.NoError(p.T, err)
@@ -81,6 +82,8 @@ func (p *person) repeatableOfProjects(s *command.Service) []repeatable {
 			return second(s.RevokeAccessCredential(ctx, m, project, credential.Credential.ID))
 		}},
 		{"revoke secret", func(m command.Meta) error { return second(s.RevokeSecret(ctx, m, project, secret.ID)) }},
+		{"retire artifact", func(m command.Meta) error { return second(s.RetireArtifact(ctx, m, project, retired.ID, "r")) }},
+		{"revoke artifact", func(m command.Meta) error { return second(s.RevokeArtifact(ctx, m, project, revoked.ID, "r")) }},
 		{"resize volume", func(m command.Meta) error {
 			return second(s.ResizeVolume(ctx, m, project, v.ID, v.SizeBytes))
 		}},

@@ -59,7 +59,7 @@ func (s *Service) RegisterArtifact(ctx context.Context, m Meta, in artifact.Arti
 		if err != nil {
 			return artifact.Artifact{}, err
 		}
-		return after, m.recordArtifact(ctx, tx, "apps.artifact.registered", iam.ArtifactPublish, before, after)
+		return after, m.recordArtifact(ctx, tx, "apps.artifact.registered", iam.ArtifactPublish, "", before, after)
 	})
 }
 
@@ -110,7 +110,7 @@ func repositoryOf(m Meta, in artifact.Artifact) access.Check[repository] {
 	}
 }
 
-func (m Meta) recordArtifact(ctx context.Context, tx db.Tx, eventType, action string, before *artifact.Artifact,
+func (m Meta) recordArtifact(ctx context.Context, tx db.Tx, eventType, action, reason string, before *artifact.Artifact,
 	after artifact.Artifact,
 ) error {
 	entry := change.Entry{
@@ -121,11 +121,15 @@ func (m Meta) recordArtifact(ctx context.Context, tx db.Tx, eventType, action st
 		Version:      after.ResourceVersion,
 		OrgID:        after.OrgID,
 		ProjectID:    after.ProjectID,
+		Reason:       reason,
 		Data:         artifactState(after),
 		After:        artifactState(after),
 	}
 	if before != nil {
 		entry.Before = artifactState(*before)
+	}
+	if reason != "" {
+		entry.Data["reason"] = reason
 	}
 	return change.Record(ctx, tx, m.by(), entry)
 }

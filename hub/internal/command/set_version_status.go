@@ -50,7 +50,7 @@ func (m Meta) activateImages(ctx context.Context, tx db.Tx, v catalog.Version) e
 		return err
 	}
 	for _, p := range promoted {
-		if err := m.recordArtifact(ctx, tx, "apps.artifact.activated", iam.CatalogManage, &p.Before, p.After); err != nil {
+		if err := m.recordArtifact(ctx, tx, "apps.artifact.activated", iam.CatalogManage, "", &p.Before, p.After); err != nil {
 			return err
 		}
 	}

@@ -88,6 +88,9 @@ func query(kind string) (sql string, params []string) {
 	case "app_version":
 		return `SELECT resource_version::TEXT FROM app_versions WHERE app_slug = $1 AND version = $2`,
 			[]string{"app_slug", "version"}
+	case "artifact":
+		return `SELECT resource_version::TEXT FROM artifacts WHERE id = $1 AND project_id = $2`,
+			[]string{"artifact_id", "project_id"}
 	case "attachment":
 		return `SELECT i.resource_version::TEXT FROM instance_attachments a JOIN app_instances i ON i.id = a.instance_id
 			WHERE a.id = $1 AND i.id = $2 AND $3 IN (a.owner_project_id, a.project_id)`,

@@ -29,6 +29,8 @@ func Types() []string {
 		"apps.artifact.publish_requested",
 		"apps.artifact.registered",
 		"apps.artifact.activated",
+		"apps.artifact.retired",
+		"apps.artifact.revoked",
 		"apps.version.registered",
 		"apps.version.published",
 		"apps.version.deprecated",

@@ -2243,13 +2243,16 @@ type Artifact struct {
 	Evidence     []Evidence   `json:"evidence"`
 
 	// ID UUIDv7 in lower case.
-	ID         ID                 `json:"id"`
-	MediaType  string             `json:"media_type"`
-	Platforms  []string           `json:"platforms"`
-	Repository string             `json:"repository"`
-	SizeBytes  int64              `json:"size_bytes"`
-	Status     ArtifactStatus     `json:"status"`
-	TrustState ArtifactTrustState `json:"trust_state"`
+	ID         ID       `json:"id"`
+	MediaType  string   `json:"media_type"`
+	Platforms  []string `json:"platforms"`
+	Repository string   `json:"repository"`
+
+	// ResourceVersion The `after` of the next call
+	ResourceVersion int64              `json:"resource_version"`
+	SizeBytes       int64              `json:"size_bytes"`
+	Status          ArtifactStatus     `json:"status"`
+	TrustState      ArtifactTrustState `json:"trust_state"`
 }
 
 // ArtifactStatus defines model for Artifact.Status.
@@ -2290,6 +2293,12 @@ type ArtifactRegister struct {
 
 // ArtifactSourceType defines model for ArtifactSourceType.
 type ArtifactSourceType string
+
+// ArtifactWithdraw defines model for ArtifactWithdraw.
+type ArtifactWithdraw struct {
+	// Reason For the event and the audit trail
+	Reason string `json:"reason"`
+}
 
 // Attachment defines model for Attachment.
 type Attachment struct {
@@ -4650,6 +4659,9 @@ type AppInstanceID = ID
 // AppSlug Lower-case letters, digits and inner hyphens.
 type AppSlug = Slug
 
+// ArtifactID UUIDv7 in lower case.
+type ArtifactID = ID
+
 // AttachmentID UUIDv7 in lower case.
 type AttachmentID = ID
 
@@ -5081,6 +5093,15 @@ type ListArtifactsParams struct {
 	AppSlug Slug   `form:"app_slug,omitempty" json:"app_slug,omitempty,omitzero"`
 }
 
+// GetArtifactParams defines parameters for GetArtifact.
+type GetArtifactParams struct {
+	// After The `resource_version` of the last answer; without `wait` it changes nothing.
+	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
+}
+
 // ListAppInstancesParams defines parameters for ListAppInstances.
 type ListAppInstancesParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -5420,6 +5441,12 @@ type RegisterArtifactJSONRequestBody = ArtifactRegister
 
 // CreatePublishIntentJSONRequestBody defines body for CreatePublishIntent for application/json ContentType.
 type CreatePublishIntentJSONRequestBody = PublishIntentCreate
+
+// RetireArtifactJSONRequestBody defines body for RetireArtifact for application/json ContentType.
+type RetireArtifactJSONRequestBody = ArtifactWithdraw
+
+// RevokeArtifactJSONRequestBody defines body for RevokeArtifact for application/json ContentType.
+type RevokeArtifactJSONRequestBody = ArtifactWithdraw
 
 // CreateAppInstanceJSONRequestBody defines body for CreateAppInstance for application/json ContentType.
 type CreateAppInstanceJSONRequestBody = AppInstanceCreate
@@ -5795,6 +5822,15 @@ type ServerInterface interface {
 	// CreatePublishIntent Ask where and with which credentials to push
 	// (POST /projects/{project_id}/app-artifacts/publish-intents)
 	CreatePublishIntent(c *gin.Context, projectID ProjectID)
+	// GetArtifact One artifact
+	// (GET /projects/{project_id}/app-artifacts/{artifact_id})
+	GetArtifact(c *gin.Context, projectID ProjectID, artifactID ArtifactID, params GetArtifactParams)
+	// RetireArtifact End an artifact that nothing uses; its content is removed from the registry
+	// (POST /projects/{project_id}/app-artifacts/{artifact_id}/retire)
+	RetireArtifact(c *gin.Context, projectID ProjectID, artifactID ArtifactID)
+	// RevokeArtifact End the trust in the content of an artifact; nothing starts with it any more
+	// (POST /projects/{project_id}/app-artifacts/{artifact_id}/revoke)
+	RevokeArtifact(c *gin.Context, projectID ProjectID, artifactID ArtifactID)
 	// ListAppInstances App instances of the project
 	// (GET /projects/{project_id}/app-instances)
 	ListAppInstances(c *gin.Context, projectID ProjectID, params ListAppInstancesParams)
@@ -9129,6 +9165,127 @@ func (siw *ServerInterfaceWrapper) CreatePublishIntent(c *gin.Context) {
 	siw.Handler.CreatePublishIntent(c, projectID)
 }
 
+// GetArtifact operation middleware
+func (siw *ServerInterfaceWrapper) GetArtifact(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "artifact_id" -------------
+	var artifactID ArtifactID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "artifact_id", c.Param("artifact_id"), &artifactID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter artifact_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params GetArtifactParams
+
+	// ------------- Optional query parameter "after" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "after", c.Request.URL.Query(), &params.After, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter after: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "wait" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "wait", c.Request.URL.Query(), &params.Wait, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter wait: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetArtifact(c, projectID, artifactID, params)
+}
+
+// RetireArtifact operation middleware
+func (siw *ServerInterfaceWrapper) RetireArtifact(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "artifact_id" -------------
+	var artifactID ArtifactID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "artifact_id", c.Param("artifact_id"), &artifactID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter artifact_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RetireArtifact(c, projectID, artifactID)
+}
+
+// RevokeArtifact operation middleware
+func (siw *ServerInterfaceWrapper) RevokeArtifact(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "artifact_id" -------------
+	var artifactID ArtifactID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "artifact_id", c.Param("artifact_id"), &artifactID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter artifact_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RevokeArtifact(c, projectID, artifactID)
+}
+
 // ListAppInstances operation middleware
 func (siw *ServerInterfaceWrapper) ListAppInstances(c *gin.Context) {
 
@@ -12113,6 +12270,9 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.PUT(options.BaseURL+"/projects/:project_id/allocations/:allocation_id/ssh-keys/operator", wrapper.PutOperatorSSHKeys)
 	router.GET(options.BaseURL+"/projects/:project_id/app-artifacts", wrapper.ListArtifacts)
 	router.POST(options.BaseURL+"/projects/:project_id/app-artifacts", wrapper.RegisterArtifact)
+	router.GET(options.BaseURL+"/projects/:project_id/app-artifacts/:artifact_id", wrapper.GetArtifact)
+	router.POST(options.BaseURL+"/projects/:project_id/app-artifacts/:artifact_id/retire", wrapper.RetireArtifact)
+	router.POST(options.BaseURL+"/projects/:project_id/app-artifacts/:artifact_id/revoke", wrapper.RevokeArtifact)
 	router.POST(options.BaseURL+"/projects/:project_id/app-artifacts/publish-intents", wrapper.CreatePublishIntent)
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances", wrapper.ListAppInstances)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances", wrapper.CreateAppInstance)
@@ -16095,6 +16255,129 @@ func (response CreatePublishIntentdefaultApplicationProblemPlusJSONResponse) Vis
 	return err
 }
 
+type GetArtifactRequestObject struct {
+	ProjectID  ProjectID  `json:"project_id"`
+	ArtifactID ArtifactID `json:"artifact_id"`
+	Params     GetArtifactParams
+}
+
+type GetArtifactResponseObject interface {
+	VisitGetArtifactResponse(w http.ResponseWriter) error
+}
+
+type GetArtifact200JSONResponse Artifact
+
+func (response GetArtifact200JSONResponse) VisitGetArtifactResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetArtifactdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response GetArtifactdefaultApplicationProblemPlusJSONResponse) VisitGetArtifactResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RetireArtifactRequestObject struct {
+	ProjectID  ProjectID  `json:"project_id"`
+	ArtifactID ArtifactID `json:"artifact_id"`
+	Body       *RetireArtifactJSONRequestBody
+}
+
+type RetireArtifactResponseObject interface {
+	VisitRetireArtifactResponse(w http.ResponseWriter) error
+}
+
+type RetireArtifact200JSONResponse Artifact
+
+func (response RetireArtifact200JSONResponse) VisitRetireArtifactResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RetireArtifactdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RetireArtifactdefaultApplicationProblemPlusJSONResponse) VisitRetireArtifactResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RevokeArtifactRequestObject struct {
+	ProjectID  ProjectID  `json:"project_id"`
+	ArtifactID ArtifactID `json:"artifact_id"`
+	Body       *RevokeArtifactJSONRequestBody
+}
+
+type RevokeArtifactResponseObject interface {
+	VisitRevokeArtifactResponse(w http.ResponseWriter) error
+}
+
+type RevokeArtifact200JSONResponse Artifact
+
+func (response RevokeArtifact200JSONResponse) VisitRevokeArtifactResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RevokeArtifactdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RevokeArtifactdefaultApplicationProblemPlusJSONResponse) VisitRevokeArtifactResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type ListAppInstancesRequestObject struct {
 	ProjectID ProjectID `json:"project_id"`
 	Params    ListAppInstancesParams
@@ -19248,6 +19531,15 @@ type StrictServerInterface interface {
 	// CreatePublishIntent Ask where and with which credentials to push
 	// (POST /projects/{project_id}/app-artifacts/publish-intents)
 	CreatePublishIntent(ctx context.Context, request CreatePublishIntentRequestObject) (CreatePublishIntentResponseObject, error)
+	// GetArtifact One artifact
+	// (GET /projects/{project_id}/app-artifacts/{artifact_id})
+	GetArtifact(ctx context.Context, request GetArtifactRequestObject) (GetArtifactResponseObject, error)
+	// RetireArtifact End an artifact that nothing uses; its content is removed from the registry
+	// (POST /projects/{project_id}/app-artifacts/{artifact_id}/retire)
+	RetireArtifact(ctx context.Context, request RetireArtifactRequestObject) (RetireArtifactResponseObject, error)
+	// RevokeArtifact End the trust in the content of an artifact; nothing starts with it any more
+	// (POST /projects/{project_id}/app-artifacts/{artifact_id}/revoke)
+	RevokeArtifact(ctx context.Context, request RevokeArtifactRequestObject) (RevokeArtifactResponseObject, error)
 	// ListAppInstances App instances of the project
 	// (GET /projects/{project_id}/app-instances)
 	ListAppInstances(ctx context.Context, request ListAppInstancesRequestObject) (ListAppInstancesResponseObject, error)
@@ -22733,6 +23025,124 @@ func (sh *strictHandler) CreatePublishIntent(ctx *gin.Context, projectID Project
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(CreatePublishIntentResponseObject); ok {
 		if err := validResponse.VisitCreatePublishIntentResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetArtifact operation middleware
+func (sh *strictHandler) GetArtifact(ctx *gin.Context, projectID ProjectID, artifactID ArtifactID, params GetArtifactParams) {
+	var request GetArtifactRequestObject
+
+	request.ProjectID = projectID
+	request.ArtifactID = artifactID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.GetArtifact(ctx, request.(GetArtifactRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetArtifact")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(GetArtifactResponseObject); ok {
+		if err := validResponse.VisitGetArtifactResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RetireArtifact operation middleware
+func (sh *strictHandler) RetireArtifact(ctx *gin.Context, projectID ProjectID, artifactID ArtifactID) {
+	var request RetireArtifactRequestObject
+
+	request.ProjectID = projectID
+	request.ArtifactID = artifactID
+
+	var body RetireArtifactJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RetireArtifact(ctx, request.(RetireArtifactRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RetireArtifact")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RetireArtifactResponseObject); ok {
+		if err := validResponse.VisitRetireArtifactResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RevokeArtifact operation middleware
+func (sh *strictHandler) RevokeArtifact(ctx *gin.Context, projectID ProjectID, artifactID ArtifactID) {
+	var request RevokeArtifactRequestObject
+
+	request.ProjectID = projectID
+	request.ArtifactID = artifactID
+
+	var body RevokeArtifactJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RevokeArtifact(ctx, request.(RevokeArtifactRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RevokeArtifact")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RevokeArtifactResponseObject); ok {
+		if err := validResponse.VisitRevokeArtifactResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

@@ -65,13 +65,36 @@ func (s *Server) ListArtifacts(ctx context.Context, r ListArtifactsRequestObject
 	return ListArtifacts200JSONResponse{Items: views(items, artifactView), NextCursor: next}, err
 }
 
+// GetArtifact reads one of them.
+func (s *Server) GetArtifact(ctx context.Context, r GetArtifactRequestObject) (GetArtifactResponseObject, error) {
+	a, err := s.Queries.Artifact(ctx, principalOf(ctx), r.ProjectID, r.ArtifactID,
+		watchOf(r.Params.After, r.Params.Wait))
+	return GetArtifact200JSONResponse(artifactView(a)), err
+}
+
+// RetireArtifact ends one that nothing uses.
+func (s *Server) RetireArtifact(ctx context.Context,
+	r RetireArtifactRequestObject,
+) (RetireArtifactResponseObject, error) {
+	a, err := s.Commands.RetireArtifact(ctx, metaFrom(ctx), r.ProjectID, r.ArtifactID, r.Body.Reason)
+	return RetireArtifact200JSONResponse(artifactView(a)), err
+}
+
+// RevokeArtifact ends the trust in its content.
+func (s *Server) RevokeArtifact(ctx context.Context,
+	r RevokeArtifactRequestObject,
+) (RevokeArtifactResponseObject, error) {
+	a, err := s.Commands.RevokeArtifact(ctx, metaFrom(ctx), r.ProjectID, r.ArtifactID, r.Body.Reason)
+	return RevokeArtifact200JSONResponse(artifactView(a)), err
+}
+
 func artifactView(a artifact.Artifact) Artifact {
 	out := Artifact{
 		ID: a.ID, AppSlug: a.AppSlug, AppVersion: a.AppVersion, ArtifactName: a.ArtifactName,
 		ArtifactKind: ArtifactKind(a.ArtifactKind),
 		Repository:   a.Repository, Digest: a.Digest, MediaType: a.MediaType, SizeBytes: a.SizeBytes, Platforms: a.Platforms,
 		Status: ArtifactStatus(a.Status), TrustState: ArtifactTrustState(a.TrustState), Channel: Channel(a.Channel),
-		Evidence: []Evidence{}, CreatedAt: a.CreatedAt,
+		Evidence: []Evidence{}, ResourceVersion: a.ResourceVersion, CreatedAt: a.CreatedAt,
 	}
 	if out.Platforms == nil {
 		out.Platforms = []string{}

@@ -85,7 +85,7 @@ func TestAChangeMovesTheETagOn(t *testing.T) {
 	for get, change := range map[string]string{
 		"getUser": "putUserRoles", "getCustomRole": "putCustomRole", "getEntitlement": "putEntitlement",
 		"getOrgQuota": "putOrgQuota", "getPackageIndex": "putPackageIndex", "getSKU": "retireSKU", "getNode": "drainNode",
-		"getAppInstance": "changeAppInstance",
+		"getAppInstance": "changeAppInstance", "getArtifact": "retireArtifact",
 	} {
 		first := s.send(t, s.admin, byID[get], http.Header{}).header.Get("ETag")
 		res := s.send(t, s.admin, byID[change], http.Header{ifMatchHeader: {first}})

@@ -36,6 +36,7 @@ type yard struct {
 	caFile     string
 	signer     protocol.Signer
 	publicPEM  []byte
+	registry   *artifact.Registry
 
 	orgID, projectID, boss string
 }
@@ -83,8 +84,10 @@ func (y *yard) openRegistry(t *testing.T) *artifact.Registry {
 		Dir: filepath.Join(dir, "registry"), Host: server.Listener.Addr().String(), SigningKey: y.keys.Token(),
 		TrustDomain: "gpuaas.test",
 		IntentOpen:  access.IntentOpen, Authenticate: access.Authenticate, MayPull: access.MayPull, Now: y.clock,
+		Roots: access.Roots,
 	})
 	require.NoError(t, err)
+	y.registry = registry
 	server.StartTLS()
 	t.Cleanup(func() {
 		server.Close()

@@ -71,7 +71,7 @@ func newStageOn(t *testing.T, h *house) *stage {
 			`{"url":"https://hooks.example/x"}`, 201).text("id"),
 		"invitation_id": s.must(t, boss, "POST", "/orgs/"+orgID+"/invitations", "invitation",
 			`{"email":"b@acme.example","roles":["org_member"]}`, 201).text("id"),
-		"session_id": db.NewID(), "task_id": db.NewID(), "attachment_id": db.NewID(), "member_id": instance.Members[0].ID,
+		"artifact_id": db.NewID(), "session_id": db.NewID(), "task_id": db.NewID(), "attachment_id": db.NewID(), "member_id": instance.Members[0].ID,
 		"org_id": orgID, "project_id": projectID, "user_id": user, "token_id": token, "service_account_id": account,
 		"role_id": role, "allocation_id": allocation, "volume_id": volume, "snapshot_id": db.NewID(), "node_id": s.node,
 		"app_instance_id": instance.ID, "app_slug": "demo", "version": "1.0.0",
@@ -104,6 +104,15 @@ func (s *stage) insert(t *testing.T) {
 			{`INSERT INTO app_versions (app_slug, version, id, status, manifest, manifest_envelope, manifest_sha256,
 				publisher_key_id, resource_version, created_at, updated_at)
 				VALUES ('demo', '1.0.0', $1, 'draft', '{}', '', '', 'k', 1, $2, $2)`, []any{db.NewID(), now}},
+			{
+				`INSERT INTO artifacts (id, org_id, project_id, app_slug, app_version, artifact_name, artifact_kind, repository,
+				digest, media_type, size_bytes, platforms, status, trust_state, channel, evidence, resource_version,
+				created_by_type, created_by_id, created_at, updated_at) VALUES ($1, $2, $3, 'demo', '1.0.0', 'unused', 'oci',
+				'org/acme/demo/unused', $4, 'm', 1, '[]', 'registered', 'verified', 'dev', '[]', 1, 'user', $5, $6, $6)`,
+				[]any{
+					s.ids["artifact_id"], s.ids["org_id"], s.ids["project_id"], "sha256:" + hex64, s.ids["user_id"], now,
+				},
+			},
 			{
 				`INSERT INTO entitlements (project_id, app_slug, org_id, enabled, policy_overrides, resource_version,
 				updated_at, updated_by) VALUES ($1, 'demo', $2, true, '{}', 1, $3, $4)`,

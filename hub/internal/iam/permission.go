@@ -29,7 +29,7 @@ const (
 	AttachmentDelete Permission = "apps.attachment.delete"
 	AttachmentRead   Permission = "apps.attachment.read"
 
-	// ArtifactPublish asks for a publish intent and registers what was pushed; ArtifactManage verifies, revokes, retires.
+	// ArtifactPublish asks for a publish intent and registers what was pushed; ArtifactManage retires and revokes.
 	ArtifactRead    Permission = "apps.artifact.read"
 	ArtifactPublish Permission = "apps.artifact.publish"
 	ArtifactManage  Permission = "apps.artifact.manage"

@@ -333,6 +333,18 @@ func EachManifest(ctx context.Context, tx db.Tx, each func(envelope []byte)) err
 		WHERE i.status <> 'decommissioned'`)
 }
 
+// EachManifestInUse calls each with the signed manifest envelopes of a version's name that instances run, start with or,
+// during an upgrade, may return to, each once. The bytes are valid during the call.
+func EachManifestInUse(ctx context.Context, tx db.Tx, version string, each func(envelope []byte)) error {
+	var envelope []byte
+	return db.ForEach(ctx, tx, []any{&envelope}, func() { each(envelope) }, `SELECT DISTINCT r.manifest_envelope
+		FROM app_instances i
+		JOIN instance_revisions latest ON latest.instance_id = i.id AND latest.revision = i.revision
+		JOIN instance_revisions r ON r.instance_id = i.id AND (r.revision = i.revision
+			OR r.revision = latest.fallback_revision AND i.status IN ('upgrading', 'rolling_back'))
+		WHERE i.status <> 'decommissioned' AND r.app_version = $1`, version)
+}
+
 // CountLive returns how many instances of the org are not decommissioned.
 func CountLive(ctx context.Context, tx db.Tx, orgID string) (int64, error) {
 	return db.Value[int64](ctx, tx,

@@ -120,3 +120,16 @@ func (s *Service) RegistryHost(p iam.Principal) (string, error) {
 func (s *Service) Artifacts(ctx context.Context, p iam.Principal, f artifact.Filter) ([]artifact.Artifact, error) {
 	return list(ctx, s, access.Project(p, iam.ArtifactRead, f.ProjectID), artifact.List, f)
 }
+
+// Artifact reads one of them.
+func (s *Service) Artifact(ctx context.Context, p iam.Principal, projectID, id string,
+	w Watch,
+) (artifact.Artifact, error) {
+	return await(ctx, s, id, w, func() (artifact.Artifact, int64, error) {
+		a, err := read(ctx, s, access.Project(p, iam.ArtifactRead, projectID),
+			func(tx db.Tx, project iam.Project) (artifact.Artifact, error) {
+				return artifact.Get(ctx, tx, project.ID, id)
+			})
+		return a, a.ResourceVersion, err
+	})
+}

@@ -65,19 +65,31 @@ func (a *RegistryAccess) Quota(ctx context.Context, orgSlug string) (int64, erro
 }
 
 // Roots are what the registry keeps: artifacts, repositories that may be pushed to, and what the manifests of versions
-// and of instances name. The manifests of instances count, because a restored hub may know an instance and not its
-// version.
+// and of instances name. A version does not keep what is retired or revoked for it, because it cannot run that; an
+// instance keeps all that it names until it is decommissioned. The manifests of instances count, because a restored hub
+// may know an instance and not its version.
 func (a *RegistryAccess) Roots(ctx context.Context) (artifact.Roots, error) {
 	return db.ReadTx(ctx, a.DB, func(tx db.Tx) (artifact.Roots, error) {
 		roots, err := artifact.RootsOf(ctx, tx, a.Now())
 		if err != nil {
 			return artifact.Roots{}, err
 		}
-		add := func(manifest []byte) { roots.Images = append(roots.Images, artifact.RefsIn(manifest)...) }
-		if err := catalog.EachManifest(ctx, tx, add); err != nil {
+		withdrawn, err := artifact.Withdrawn(ctx, tx)
+		if err != nil {
 			return artifact.Roots{}, err
 		}
-		return roots, instance.EachManifest(ctx, tx, add)
+		if err := catalog.EachManifest(ctx, tx, func(version string, envelope []byte) {
+			for _, ref := range artifact.RefsIn(envelope) {
+				if !withdrawn[artifact.Registration{Ref: ref, AppVersion: version}] {
+					roots.Images = append(roots.Images, ref)
+				}
+			}
+		}); err != nil {
+			return artifact.Roots{}, err
+		}
+		return roots, instance.EachManifest(ctx, tx, func(envelope []byte) {
+			roots.Images = append(roots.Images, artifact.RefsIn(envelope)...)
+		})
 	})
 }
 

@@ -407,6 +407,7 @@ class Artifact:
     media_type: str
     platforms: list[str]
     repository: str
+    resource_version: int
     size_bytes: int
     status: Literal["registered", "active", "deprecated", "retired", "revoked"]
     trust_state: Literal["unverified", "verified", "rejected", "revoked"]
@@ -435,6 +436,13 @@ class ArtifactRegister:
     source_type: ArtifactSourceType | None = None
     source_uri: str | None = None
     tag: str | None = None
+
+
+@dataclass(kw_only=True)
+class ArtifactWithdraw:
+    """ArtifactWithdraw."""
+
+    reason: str
 
 
 @dataclass(kw_only=True)
@@ -3118,6 +3126,24 @@ class Operations(ABC):
             headers={"If-None-Match": if_none_match},
         )
 
+    def get_artifact(
+        self,
+        project_id: str,
+        artifact_id: str,
+        *,
+        if_none_match: str | None = None,
+        after: int | None = None,
+        wait: str | None = None,
+    ) -> Artifact:
+        """One artifact; needs apps.artifact.read."""
+        return self._call(
+            "GET",
+            f"/projects/{quote(project_id, safe='')}/app-artifacts/{quote(artifact_id, safe='')}",
+            Artifact,
+            query={"after": after, "wait": wait},
+            headers={"If-None-Match": if_none_match},
+        )
+
     def get_custom_role(
         self,
         org_id: str,
@@ -4350,6 +4376,24 @@ class Operations(ABC):
             body=body,
         )
 
+    def retire_artifact(
+        self,
+        project_id: str,
+        artifact_id: str,
+        body: ArtifactWithdraw,
+        *,
+        if_match: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Artifact:
+        """End an artifact that nothing uses; its content is removed from the registry; needs apps.artifact.manage."""
+        return self._call(
+            "POST",
+            f"/projects/{quote(project_id, safe='')}/app-artifacts/{quote(artifact_id, safe='')}/retire",
+            Artifact,
+            headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
+            body=body,
+        )
+
     def retire_sku(
         self,
         sku: str,
@@ -4379,6 +4423,24 @@ class Operations(ABC):
             f"/projects/{quote(project_id, safe='')}/access-credentials/{quote(access_credential_id, safe='')}/revoke",
             AccessCredential,
             headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
+        )
+
+    def revoke_artifact(
+        self,
+        project_id: str,
+        artifact_id: str,
+        body: ArtifactWithdraw,
+        *,
+        if_match: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Artifact:
+        """End the trust in the content of an artifact; nothing starts with it any more; needs apps.artifact.manage."""
+        return self._call(
+            "POST",
+            f"/projects/{quote(project_id, safe='')}/app-artifacts/{quote(artifact_id, safe='')}/revoke",
+            Artifact,
+            headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
+            body=body,
         )
 
     def revoke_invitation(
