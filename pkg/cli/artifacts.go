@@ -37,7 +37,31 @@ func (a *app) artifactsCommand() *cobra.Command {
 				&client.ListArtifactsParams{Cursor: cursor, Limit: client.PageSize, AppSlug: slug}, s.editors()...)
 		})
 	list.Flags().StringVar(&slug, "app", "", "only of this app")
-	return group("artifacts", "Images of an app", list, a.pushCommand())
+	return group("artifacts", "Images of an app", list, a.pushCommand(),
+		a.projectAction("get ARTIFACT_ID", "One artifact", cobra.ExactArgs(1), func(ctx context.Context, s *session,
+			project string, args []string,
+		) error {
+			return showAnswer(s, artifactColumns())(s.hub.GetArtifact(ctx, project, args[0], nil, s.editors()...))
+		}),
+		a.withdrawCommand("retire", "End an artifact that nothing uses; its content leaves the registry",
+			(*client.Hub).RetireArtifact),
+		a.withdrawCommand("revoke", "End the trust in an artifact's content; nothing starts with it any more",
+			(*client.Hub).RevokeArtifact))
+}
+
+func (a *app) withdrawCommand(verb, short string, call func(hub *client.Hub, ctx context.Context, project, id string,
+	body client.ArtifactWithdraw, editors ...client.RequestEditorFn) (*http.Response, error),
+) *cobra.Command {
+	var reason string
+	c := a.projectAction(verb+" ARTIFACT_ID", short, cobra.ExactArgs(1), func(ctx context.Context, s *session,
+		project string, args []string,
+	) error {
+		body := client.ArtifactWithdraw{Reason: reason}
+		return showAnswer(s, artifactColumns())(call(s.hub, ctx, project, args[0], body, s.editors()...))
+	})
+	c.Flags().StringVar(&reason, "reason", "", "why")
+	_ = c.MarkFlagRequired("reason") // exists
+	return c
 }
 
 func (a *app) pushCommand() *cobra.Command {

@@ -222,6 +222,14 @@ func (h *fakeHub) serveCatalog(w http.ResponseWriter, r *http.Request, route str
 		}
 		answer(w, 200,
 			client.AppList{Items: []client.App{{Slug: "demo", LatestVersion: "1.0.0", RuntimeBackend: "launchable_oci"}}})
+	case "GET " + project + "/app-artifacts/" + artifactID:
+		answer(w, 200, client.Artifact{ID: artifactID, Repository: "org/acme/demo/runtime", Status: "active"})
+	case "POST " + project + "/app-artifacts/" + artifactID + "/retire",
+		"POST " + project + "/app-artifacts/" + artifactID + "/revoke":
+		var body client.ArtifactWithdraw
+		_ = json.NewDecoder(r.Body).Decode(&body)
+		status := map[string]client.ArtifactStatus{"superseded": "retired", "backdoor": "revoked"}[body.Reason]
+		answer(w, 200, client.Artifact{ID: artifactID, Repository: "org/acme/demo/runtime", Status: status})
 	case "POST " + project + "/allocations":
 		answer(w, 201, client.Allocation{ID: allocation, Status: "active", NodeID: nodeID, CPUCores: 1, FreeCPUCores: "1"})
 	case "PUT " + project + "/allocations/" + allocation + "/ssh-keys/app":
