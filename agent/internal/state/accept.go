@@ -311,7 +311,7 @@ func (s *Store) AcceptPart(raw []byte) error {
 }
 
 // AcceptLeases stores the leases of a batch that are newer than the stored ones. A full spool refuses the batch: usage
-// under a new lease might not fit.
+// under a new lease might not fit. A full disk refuses first leases alone: a renewal counts, or what runs would end.
 func (s *Store) AcceptLeases(v protocol.Verified[*protocol.LeaseBatch]) error {
 	if !v.OK() {
 		return protocol.Refuse(protocol.Nack_SIGNATURE_INVALID, "the leases were not verified")
@@ -348,7 +348,7 @@ func (s *Store) AcceptLeases(v protocol.Verified[*protocol.LeaseBatch]) error {
 		}
 	}
 	drop := append(idleBatches(s.d.batches, from), s.d.asideKeys(preBatch)...)
-	err := s.write(func(b *batch) {
+	err := s.commit(s.d.needOf(higher), func(b *batch) {
 		b.delete(drop...)
 		b.proto(batchKey(v.Envelope()), v.Envelope())
 		for id := range higher {
@@ -362,11 +362,27 @@ func (s *Store) AcceptLeases(v protocol.Verified[*protocol.LeaseBatch]) error {
 			delete(d.batches, key)
 		}
 	})
-	if err == nil {
-		failpoint.Hit("agent/leases/synced")
-		s.changed.Send()
+	if err != nil {
+		return err
 	}
-	return err
+	failpoint.Hit("agent/leases/synced")
+	s.changed.Send()
+	if s.unsaved {
+		// They are in force, but a restart may lose them: the hub sends them again.
+		return protocol.Refuse(protocol.Nack_UNAVAILABLE, "the disk is full: the leases are in force and could not be "+
+			"stored")
+	}
+	return nil
+}
+
+// needOf is the space that leases need: a renewal keeps a member running, a first lease alone starts one.
+func (d *data) needOf(leases map[string]*protocol.Lease) need {
+	for id := range leases {
+		if d.leases[id] != nil {
+			return releasing
+		}
+	}
+	return acquiring
 }
 
 func hexSum(raw []byte) string {
