@@ -80,7 +80,8 @@ func Enroll(ctx context.Context, e Enrollment, creds *Credentials, store *state.
 		NodeID: answer.NodeID, HubID: answer.HubID, APIURL: e.APIURL, SessionAddr: answer.SessionAddr,
 		RegistryHost: answer.RegistryHost, RootFingerprint: e.RootFingerprint,
 	}
-	return creds.save(id, chainOf(answer))
+	_, err = creds.save(id, chainOf(answer))
+	return err
 }
 
 func (e Enrollment) check() error {
@@ -332,8 +333,12 @@ func (r *renewer) renew(ctx context.Context, old *tls.Certificate) error {
 		return err
 	}
 	id.SessionAddr, id.RegistryHost, id.APIURL = answer.SessionAddr, answer.RegistryHost, r.apiURL
-	if err := r.creds.save(id, chainOf(answer)); err != nil {
+	unsaved, err := r.creds.save(id, chainOf(answer))
+	if err != nil {
 		return err
+	}
+	if unsaved != nil {
+		r.log.WarnContext(ctx, "the renewed certificate counts, and cannot be stored", slog.Any("error", unsaved))
 	}
 	cert, err := r.creds.Certificate()
 	if err == nil {

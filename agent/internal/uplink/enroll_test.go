@@ -240,6 +240,36 @@ func TestARenewedCertificateCountsOnAFullDisk(t *testing.T) {
 	require.True(t, ends().After(first))
 }
 
+// A kernel mounts a disk with errors read-only. The node keeps its session on it, and with that its leases.
+func TestARenewedCertificateCountsOnADiskThatIsReadOnly(t *testing.T) {
+	skip.Root(t, "mounts")
+	dir := t.TempDir()
+	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, 0)) })
+	remount := func(flags uintptr) { require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", unix.MS_REMOUNT|flags, "")) }
+	creds, err := uplink.OpenCredentials(dir)
+	require.NoError(t, err)
+	h, id := newMesh(t), uplink.Identity{NodeID: nodeID, SessionAddr: "hub.example:1"}
+	chain := func(life time.Duration) []byte {
+		return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: h.certificate(h.nodeCACert, h.nodeCA,
+			creds.PublicKey(), protocol.NodeSPIFFE(domain, nodeID), time.Now(), life)})
+	}
+	remount(unix.MS_RDONLY)
+	require.ErrorIs(t, creds.Save(id, chain(time.Hour)), unix.EROFS)
+	require.False(t, creds.Enrolled(), "an enrollment is there whole or not at all")
+	remount(0)
+	require.NoError(t, creds.Save(id, chain(time.Hour)))
+	first, err := creds.Certificate()
+	require.NoError(t, err)
+	remount(unix.MS_RDONLY)
+	id.SessionAddr = "hub.example:2"
+	require.NoError(t, creds.Save(id, chain(2*time.Hour)))
+	renewed, err := creds.Certificate()
+	require.NoError(t, err)
+	require.True(t, renewed.Leaf.NotAfter.After(first.Leaf.NotAfter))
+	require.Equal(t, id, creds.Identity())
+}
+
 func TestANodeWhoseTrustBundleIsGoneGetsItAgainByItsPin(t *testing.T) {
 	h, n := newHub(t), openNode(t)
 	require.NoError(t, n.enroll(h))

@@ -20,4 +20,7 @@ func (u *Uplink) SetRandom(random func() float64) { u.random = random }
 func (c *Credentials) PublicKey() ed25519.PublicKey { return c.public() }
 
 // Save stores an identity and its certificate as an enrollment does.
-func (c *Credentials) Save(id Identity, chain []byte) error { return c.save(id, chain) }
+func (c *Credentials) Save(id Identity, chain []byte) error {
+	_, err := c.save(id, chain)
+	return err
+}

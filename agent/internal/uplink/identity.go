@@ -19,7 +19,6 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/pkg/durable"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -204,21 +203,22 @@ func (c *Credentials) request(hostname string) (string, error) {
 	return string(pem.EncodeToMemory(&pem.Block{Type: pemRequest, Bytes: der})), nil
 }
 
-// save stores certificate and identity and uses them from then on. A renewal counts on a full disk, too: without it the
-// node would lose its session. The next start of the agent then finds the certificate of before, and renews it.
-func (c *Credentials) save(id Identity, chain []byte) error {
+// save stores certificate and identity and uses them from then on. A renewal counts also where it cannot be stored, on
+// a disk that is full, damaged or read-only: without it the node would lose its session. unsaved says why; the next
+// start of the agent then finds the certificate of before, and renews it.
+func (c *Credentials) save(id Identity, chain []byte) (unsaved, err error) {
 	cert, err := c.parse(chain)
 	if err != nil {
-		return fault.New(fault.Internal, codeCertificateInvalid, "The hub answered with a certificate that this node "+
-			"cannot use.", err)
+		return nil, fault.New(fault.Internal, codeCertificateInvalid, "The hub answered with a certificate that this "+
+			"node cannot use.", err)
 	}
-	if err := c.write(id, chain); err != nil && (!agent.IsDiskFull(err) || !c.Enrolled()) {
-		return err
+	if unsaved = c.write(id, chain); unsaved != nil && !c.Enrolled() {
+		return nil, unsaved
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.identity, c.cert = id, cert
-	return nil
+	return unsaved, nil
 }
 
 // write stores the certificate, then the identity: an identity without a certificate cannot be opened.
