@@ -194,6 +194,8 @@ func (a sessionStore) TakeNewIncarnation(why error) error {
 }
 
 func (s *session) hello(ctx context.Context) *protocol.Hello {
+	ctx, cancel := context.WithTimeout(ctx, factsTimeout)
+	defer cancel()
 	accepted, usage := s.u.store.Accepted(), s.u.store.Spool()
 	h := &protocol.Hello{
 		ProtocolVersion: protocol.Version, AgentVersion: s.u.cfg.AgentVersion, Incarnation: usage.Incarnation,

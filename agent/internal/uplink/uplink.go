@@ -29,6 +29,9 @@ const (
 	// sendTimeout bounds one message, fetchTimeout one document.
 	sendTimeout  = 30 * time.Second
 	fetchTimeout = 30 * time.Second
+	// factsTimeout bounds how long the facts of a hello may take: a containerd that does not answer, or a slow disk,
+	// must not keep it back until the hub, which waits for it for three seconds, closes the connection.
+	factsTimeout = time.Second
 	// lastRefusalWait is how long the last refusal may take to reach the hub before the connection is closed.
 	lastRefusalWait = 2 * time.Second
 )
@@ -54,7 +57,7 @@ type Config struct {
 	// APIURL is the hub's API, for renewals; SessionAddr overrides the address from enrollment when set.
 	APIURL      string
 	SessionAddr string
-	// Facts are gathered for each hello.
+	// Facts are gathered for each hello, which is sent without those that are not there when ctx ends.
 	Facts func(ctx context.Context) *protocol.NodeFacts
 	// LacksFeatures are those of this build that the machine cannot have.
 	LacksFeatures []string

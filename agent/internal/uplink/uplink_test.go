@@ -38,6 +38,26 @@ func TestHelloTellsWhereTheNodeStands(t *testing.T) {
 	require.Equal(t, n.store.Accepted().SHA256, s.hello.GetStateSha256())
 }
 
+// A hub closes a connection without a hello after three seconds: a node whose containerd does not answer, or whose
+// disk takes seconds to load a program, says hello without what they would have told.
+func TestAHelloDoesNotWaitForAMachineThatDoesNotAnswer(t *testing.T) {
+	const hubWaits = 3 * time.Second
+	h, n := newHub(t), openNode(t)
+	require.NoError(t, n.enroll(h))
+	left := make(chan time.Duration, 1)
+	n.run(uplink.Config{Facts: func(ctx context.Context) *protocol.NodeFacts {
+		deadline, _ := ctx.Deadline()
+		select {
+		case left <- time.Until(deadline):
+		default:
+		}
+		<-ctx.Done()
+		return &protocol.NodeFacts{Hostname: "node-one"}
+	}})
+	require.Equal(t, "node-one", h.next().hello.GetFacts().GetHostname())
+	require.Less(t, <-left, hubWaits)
+}
+
 func TestRemovalIsReportedUntilTheHubHasIt(t *testing.T) {
 	h, n, s := start(t)
 	env, parts := h.desired(h.state, nil, &protocol.Workload{Id: "m1"})
