@@ -141,6 +141,9 @@ func (c *Clock) read() (clock.Clock, clock.Reading) {
 	return c.is, c.reading()
 }
 
+// SinceBoot is the counter since boot, which no setting of a clock moves and no sleep of the machine stops.
+func (c *Clock) SinceBoot() time.Duration { return c.source.SinceBoot() }
+
 // Now is the node's time.
 func (c *Clock) Now() time.Time {
 	is, r := c.read()

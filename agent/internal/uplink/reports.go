@@ -70,7 +70,7 @@ func (s *session) sendReport(ctx context.Context, r agent.Report) error {
 	members := s.u.store.Members()
 	s.mu.Lock()
 	counter, workloads := s.reports.Next(r.Workloads, now, func(id string) bool { return members[id].Reported })
-	s.reportedAt = time.Now()
+	s.reportedAt = s.u.clock.SinceBoot()
 	s.mu.Unlock()
 	end := s.traceStatuses(ctx, workloads)
 	out := &protocol.Report{

@@ -83,8 +83,8 @@ type session struct {
 
 	mu      sync.Mutex
 	reports hubsession.Reports
-	// reportedAt is when the newest report was sent.
-	reportedAt time.Time
+	// reportedAt is when the newest report was sent, by the counter since boot.
+	reportedAt time.Duration
 	// acks wakes when the hub has acknowledged a report.
 	acks notify.Signal
 
@@ -109,7 +109,7 @@ func (s *session) exchangeHello(ctx context.Context) error {
 		return err
 	}
 	hello := &protocol.NodeMessage{Message: &protocol.NodeMessage_Hello{Hello: s.hello(ctx)}}
-	asked := time.Now()
+	asked := s.u.clock.SinceBoot()
 	if err := s.send(hello); err != nil {
 		return err
 	}
@@ -147,13 +147,13 @@ func (s *session) exchangeHello(ctx context.Context) error {
 	return s.control.SetDeadline(time.Time{})
 }
 
-// syncClock takes over the hub's time from an answer to what was asked then. The hub read its clock before the answer
-// travelled here.
-func (s *session) syncClock(ctx context.Context, hub *timestamppb.Timestamp, asked time.Time) {
+// syncClock takes over the hub's time from an answer to what was asked then, by the counter since boot: unlike Go's
+// monotonic time it counts while the machine sleeps. The hub read its clock before the answer travelled here.
+func (s *session) syncClock(ctx context.Context, hub *timestamppb.Timestamp, asked time.Duration) {
 	if hub == nil {
 		return
 	}
-	took, way := time.Since(asked), s.conn.OneWay()
+	took, way := s.u.clock.SinceBoot()-asked, s.conn.OneWay()
 	s.observer.SyncClock(ctx, hub.AsTime().Add(min(way, took)), max(took-way, 0))
 }
 

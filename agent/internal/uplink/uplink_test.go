@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -123,6 +124,37 @@ func TestTheAnswerToTheNewestReportCorrectsTheClock(t *testing.T) {
 	n.seen.mu.Lock()
 	defer n.seen.mu.Unlock()
 	require.Len(t, n.seen.told, 3, "the welcome, and each newest report")
+}
+
+// A machine that sleeps while an answer is on its way reads it hours later. The time in it is as old: the clock,
+// which counts the sleep, is right.
+func TestAnAnswerThatTheMachineSleptThroughSetsNoClockBack(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	var slept atomic.Int64
+	source, err := state.MachineTime()
+	require.NoError(t, err)
+	awake := source.SinceBoot
+	source.SinceBoot = func() time.Duration { return awake() + time.Duration(slept.Load()) }
+	n.clock = state.NewClock(n.store, source, time.Time{})
+	require.NoError(t, n.enroll(h))
+	n.run(uplink.Config{})
+	s := h.next()
+	env, parts := h.desired(h.state, nil)
+	s.pushState(env, parts...)
+	s.accepted()
+	n.seen.set(agent.Report{Epoch: 1, Generation: 1})
+	counter := s.report().GetCounter()
+	sent := time.Now()
+	slept.Store(int64(3 * time.Hour))
+	s.push(&protocol.HubMessage{Message: &protocol.HubMessage_ReportAck{ReportAck: &protocol.ReportAck{
+		Counter: counter, HubTime: timestamppb.New(sent),
+	}}})
+	s.pushState(env, parts...) // the node handles one message after the other
+	s.accepted()
+	n.seen.mu.Lock()
+	require.Len(t, n.seen.told, 2, "the welcome, and the report")
+	n.seen.mu.Unlock()
+	require.GreaterOrEqual(t, n.clock.Now().Sub(sent), 3*time.Hour)
 }
 
 func TestQuarantineIsShownToTheOwnerUntilItEnds(t *testing.T) {
