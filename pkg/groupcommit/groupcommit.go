@@ -19,8 +19,9 @@ type Queue[T any] struct {
 	working bool
 }
 
-// New makes an empty queue. split chooses the next group, which must not be empty, from the waiting items; they are in
-// the order of their arrival, after what the last split left. commit itself tells the caller of each item.
+// New makes an empty queue. split chooses the next group from the waiting items, which are in the order of their
+// arrival, after what the last split left. It may drop items, and takes or drops one at least. commit itself tells
+// the caller of each item of its group, which is not empty.
 func New[T any](split func(waiting []T) (group, rest []T), commit func(ctx context.Context, group []T)) *Queue[T] {
 	return &Queue[T]{split: split, commit: commit}
 }
@@ -57,10 +58,11 @@ func (q *Queue[T]) work(ctx context.Context) {
 func (q *Queue[T]) next() (group []T) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.waiting) == 0 {
-		q.waiting, q.working = nil, false
-		return nil
+	for len(q.waiting) > 0 {
+		if group, q.waiting = q.split(q.waiting); len(group) > 0 {
+			return group
+		}
 	}
-	group, q.waiting = q.split(q.waiting)
-	return group
+	q.waiting, q.working = nil, false
+	return nil
 }

@@ -29,16 +29,31 @@ type request struct {
 	applied bool
 	err     error
 	done    chan struct{}
+	// abandoned is closed when nobody waits for the result any more.
+	abandoned <-chan struct{}
+}
+
+func (r *request) isAbandoned() bool {
+	select {
+	case <-r.abandoned:
+		return true
+	default:
+		return false
+	}
 }
 
 func errBusy(cause error) error {
 	return fault.New(fault.Unavailable, codeHubBusy, "The hub is busy with other nodes; dial again in a moment.", cause)
 }
 
-// nextGroup splits off the requests that waited longest, one of each node.
+// nextGroup splits off the requests that waited longest, one of each node. It drops those whose connection has ended:
+// where a slow database makes nodes give up and dial again, it would otherwise commit nothing but what they gave up.
 func nextGroup(waiting []*request) (group, rest []*request) {
 	inGroup := map[string]bool{}
 	for _, r := range waiting {
+		if r.isAbandoned() {
+			continue
+		}
 		if len(group) == maxGroup || inGroup[r.peer.NodeID] {
 			rest = append(rest, r)
 			continue
@@ -60,7 +75,7 @@ func (svc *Service) commitGroup(ctx context.Context, group []*request) {
 // submit adds a request to the next group and returns when it is committed. A connection sends one message at a time,
 // so the connections bound how many requests wait.
 func (svc *Service) submit(ctx context.Context, r *request) error {
-	r.done = make(chan struct{})
+	r.done, r.abandoned = make(chan struct{}), ctx.Done()
 	svc.requests.Put(ctx, r)
 	select {
 	case <-r.done:

@@ -85,6 +85,37 @@ func TestARequestWaitsNoLongerThanItsConnectionLives(t *testing.T) {
 	})
 }
 
+// A commit takes longer than nodes wait for it, so that they give up and dial again. What they gave up delays no
+// other, and does not gather.
+func TestARequestThatNobodyWaitsForIsNotCommitted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var committed [][]string
+		gate := make(chan struct{})
+		svc := gated(gate, &committed)
+		var done sync.WaitGroup
+		done.Go(func() { require.NoError(t, svc.submit(t.Context(), requestOf("first"))) })
+		synctest.Wait()
+		ctx, cancel := context.WithCancel(t.Context())
+		for i := range 2 * maxGroup {
+			done.Go(func() { require.Error(t, svc.submit(ctx, requestOf(strconv.Itoa(i)))) })
+		}
+		synctest.Wait()
+		cancel()
+		synctest.Wait()
+		done.Go(func() { require.NoError(t, svc.submit(t.Context(), requestOf("again"))) })
+		synctest.Wait()
+		close(gate)
+		done.Wait()
+		require.Equal(t, [][]string{{"first"}, {"again"}}, committed)
+
+		cancel()
+		require.Error(t, svc.submit(ctx, requestOf("last")), "one that is abandoned at once leaves the queue empty")
+		synctest.Wait()
+		require.NoError(t, svc.submit(t.Context(), requestOf("next")))
+		require.Equal(t, []string{"next"}, committed[len(committed)-1])
+	})
+}
+
 func TestOneBadRequestFailsAloneAndAnUnavailableHubIsTriedOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		err  error
