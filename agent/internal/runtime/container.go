@@ -351,10 +351,13 @@ func isBadCommand(text string) bool {
 		(strings.Contains(why, "executable file not found") || strings.Contains(why, "no such file or directory"))
 }
 
-// List returns every container in the agent's containerd namespace, ordered by id.
+// List returns every container in the agent's containerd namespace, ordered by id. It fails where containerd does not
+// answer: its caller must not wait for ever, and without a word to the hub.
 func (r *Runtime) List(ctx context.Context) ([]Container, error) {
 	ctx = r.ns(ctx)
-	records, err := r.client.ContainerService().List(ctx)
+	answer, cancel := context.WithTimeout(ctx, r.answerWithin)
+	defer cancel()
+	records, err := r.client.ContainerService().List(answer)
 	if err != nil {
 		return nil, fmt.Errorf("list containers: %w", err)
 	}

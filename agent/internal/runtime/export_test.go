@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 	"os"
+	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
@@ -27,6 +28,9 @@ func (r *Runtime) Start(ctx context.Context, spec Spec) (Run, error) {
 	r.abandon(ctx, spec.ID)
 	return Run{}, err
 }
+
+// SetAnswerWithin sets how long a listing waits for containerd.
+func (r *Runtime) SetAnswerWithin(d time.Duration) { r.answerWithin = d }
 
 // StartFault is what a start that failed with the error reports.
 func StartFault(err error) error { return startFault(err) }

@@ -45,6 +45,8 @@ const (
 const (
 	openTimeout    = 10 * time.Second
 	cleanupTimeout = 60 * time.Second
+	// defaultAnswer bounds a listing: a containerd that hangs counts as one that is away.
+	defaultAnswer = 30 * time.Second
 	// killWait bounds how long a killed process may take to end: a process that hangs in the kernel never ends.
 	killWait = 30 * time.Second
 )
@@ -131,6 +133,8 @@ type Runtime struct {
 	pulling sync.Map
 	// disk belongs to the caller of OverLimit.
 	disk diskWatch
+	// answerWithin is defaultAnswer; tests shorten it.
+	answerWithin time.Duration
 
 	// claims is held while a container with accelerators is recorded: no other may get the same.
 	claims sync.Mutex
@@ -202,7 +206,7 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	}
 	r := &Runtime{
 		cfg: cfg, client: c, pulls: map[string]*sharedPull{}, users: map[string]user{}, ready: map[string]readyImage{},
-		commands: uuid.NewString()[:8], copies: make(chan struct{}, maxCopies),
+		commands: uuid.NewString()[:8], copies: make(chan struct{}, maxCopies), answerWithin: defaultAnswer,
 	}
 	r.disk.layers = map[string]*layer{}
 	if r.earlier, err = r.runsWithFiles(); err != nil {

@@ -282,6 +282,25 @@ func TestProbesRunInsideTheContainer(t *testing.T) {
 	require.Equal(t, "1", f.cgroupProcesses(spec.ID), "no probe's process is left")
 }
 
+// A containerd that hangs keeps its connection: without a bound the agent would wait for ever, and tell nobody.
+func TestAListingEndsWhereContainerdHangs(t *testing.T) {
+	f := newFixture(t)
+	id := f.startWaiting(f.image())
+	f.rt.SetAnswerWithin(100 * time.Millisecond)
+	require.NoError(t, unix.Kill(f.daemon.PID(), unix.SIGSTOP))
+	goOn := func() { _ = unix.Kill(f.daemon.PID(), unix.SIGCONT) }
+	t.Cleanup(goOn)
+	_, err := f.rt.List(t.Context())
+	require.ErrorContains(t, err, "deadline exceeded")
+	require.NoError(t, t.Context().Err())
+	goOn()
+	f.rt.SetAnswerWithin(time.Minute)
+	all, err := f.rt.List(t.Context())
+	require.NoError(t, err)
+	require.Len(t, all, 1)
+	require.Equal(t, id, all[0].ID)
+}
+
 // silence stops the only shim, and returns what lets it go on.
 func (f *fixture) silence() (goOn func()) {
 	f.t.Helper()
