@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -100,6 +101,8 @@ type RevokeOptions struct {
 	Hostname    string
 }
 
+var keyIDForm = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
 // Revoke signs the next trust bundle, which revokes the key; a key of one of the hub's roles is replaced by a new one.
 // A running hub reads the bundle by itself.
 func Revoke(o RevokeOptions) (protocol.Bundle, error) {
@@ -108,9 +111,10 @@ func Revoke(o RevokeOptions) (protocol.Bundle, error) {
 	if err != nil {
 		return protocol.Bundle{}, err
 	}
-	if len(o.KeyID) != len(protocol.KeyID(make([]byte, ed25519.PublicKeySize))) {
-		return protocol.Bundle{}, fault.New(fault.Malformed, codeKeyIDInvalid, "A key id is 64 hex digits; `gpuaas-hub "+
-			"trust show` lists those in use.", nil)
+	// The bundle lists what it does not name, like a publisher's key: an id in another form would revoke nothing.
+	if !keyIDForm.MatchString(o.KeyID) {
+		return protocol.Bundle{}, fault.New(fault.Malformed, codeKeyIDInvalid, "A key id is 64 hex digits in lower case; "+
+			"`gpuaas-hub trust show` lists those of the hub, `gpuaas publishers list` those of publishers.", nil)
 	}
 	if bundle.Revoked(o.KeyID) {
 		return protocol.Bundle{}, fault.New(fault.Conflict, codeKeyRevokedAlready, "This key was revoked already.", nil)

@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -415,6 +416,25 @@ func TestRevokedStateKeyIsReplacedAndRefusedByItsName(t *testing.T) {
 		Now: start,
 	})
 	require.Equal(t, "key_revoked_already", code(t, err))
+}
+
+// The id of a publisher's key is in no bundle, so that only its form tells that it was mistyped.
+func TestAKeyIDInAnotherFormRevokesNothing(t *testing.T) {
+	o, result := initialised(t)
+	keys := opened(t, o)
+	id := keys.State().KeyID()
+	for name, given := range map[string]string{
+		"upper case": strings.ToUpper(id),
+		"no hex":     strings.Repeat("g", len(id)),
+		"a space":    id[1:] + " ",
+		"too short":  id[1:],
+	} {
+		_, err := Revoke(RevokeOptions{
+			DataDir: o.DataDir, Root: RootKey(result.RootKeyFile, passphrase), KeyID: given, Now: start.Add(time.Hour),
+		})
+		require.Equal(t, "key_id_invalid", code(t, err), name)
+	}
+	require.Equal(t, keys.Bundle().Version(), opened(t, o).Bundle().Version())
 }
 
 func TestRevokingAnAuthorityReplacesTheClientsFile(t *testing.T) {
