@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"time"
 
@@ -22,11 +23,17 @@ const (
 	MinBundleTTL = 24 * time.Hour
 	// bundleWarning is how long before its end the hub warns of it.
 	bundleWarning = 60 * 24 * time.Hour
-	// maxSlugBytes and maxVersionBytes are the limits of manifests, with an org before the slug.
-	maxSlugBytes, maxVersionBytes = 128, 64
+	// maxSlugBytes and maxVersionBytes are the limits of manifests.
+	maxSlugBytes, maxVersionBytes = 63, 64
 	// maxRootKeys leaves room for the signatures of the old and the new root role in one envelope
 	// (protocol.MaxSignatures).
 	maxRootKeys = protocol.MaxSignatures / 2
+)
+
+// appSlugForm and appVersionForm are the forms that manifests have (pkg/manifest).
+var (
+	appSlugForm    = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
+	appVersionForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._+-]*[A-Za-z0-9])?$`)
 )
 
 // RootKeys are the encrypted root keys that sign the next bundle: as many as the threshold of the root role.
@@ -264,9 +271,12 @@ func (o NextBundle) changeMinVersion(next *protocol.TrustBundle) error {
 	if floor == nil {
 		return nil
 	}
-	if floor.GetAppSlug() == "" || len(floor.GetAppSlug()) > maxSlugBytes || len(floor.GetVersion()) > maxVersionBytes {
-		return fault.New(fault.Malformed, codeMinVersionInvalid, "Name an app by its slug and a version as its manifest "+
-			"writes it.", nil)
+	// Nodes order versions part by part: with one that no manifest has, every version of the app could be too low.
+	if len(floor.GetAppSlug()) > maxSlugBytes || !appSlugForm.MatchString(floor.GetAppSlug()) ||
+		len(floor.GetVersion()) > maxVersionBytes ||
+		floor.GetVersion() != "" && !appVersionForm.MatchString(floor.GetVersion()) {
+		return fault.New(fault.Malformed, codeMinVersionInvalid, fmt.Sprintf("Name an app by its slug, like hello, and a "+
+			"version as its manifest writes it, like 1.2.0: not %q and %q.", floor.GetAppSlug(), floor.GetVersion()), nil)
 	}
 	next.MinVersions = slices.DeleteFunc(next.GetMinVersions(), func(m *protocol.MinVersion) bool {
 		return m.GetAppSlug() == floor.GetAppSlug()

@@ -155,6 +155,28 @@ func TestARootThatCannotSignIsNotMade(t *testing.T) {
 	}
 }
 
+// Nodes order versions part by part, and a part that is no number is above all numbers.
+func TestALowestVersionThatNoManifestHasIsRefused(t *testing.T) {
+	o, result := initialised(t)
+	next := NextBundle{DataDir: o.DataDir, Root: RootKey(result.RootKeyFile, passphrase), Now: start}
+	for name, floor := range map[string]*protocol.MinVersion{
+		"a comma":           {AppSlug: "jupyter", Version: "1,3"},
+		"a space behind it": {AppSlug: "jupyter", Version: "1.3.0 "},
+		"an operator":       {AppSlug: "jupyter", Version: ">=1.3.0"},
+		"upper case":        {AppSlug: "Jupyter", Version: "1.3.0"},
+		"a repository":      {AppSlug: "org/acme/jupyter", Version: "1.3.0"},
+		"no slug":           {Version: "1.3.0"},
+	} {
+		next.MinVersion = floor
+		_, err := SignNext(next)
+		require.Equal(t, "min_version_invalid", code(t, err), name)
+	}
+	require.EqualValues(t, 1, opened(t, o).Bundle().Version())
+	next.MinVersion = &protocol.MinVersion{AppSlug: "jupyter-lab", Version: "v1.3.0-rc.1+gpu"}
+	_, err := SignNext(next)
+	require.NoError(t, err)
+}
+
 func TestABundleHasAnEndThatRenewalMoves(t *testing.T) {
 	o, result := initialised(t)
 	keys := opened(t, o)
