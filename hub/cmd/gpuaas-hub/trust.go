@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/pkg/durable"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -99,6 +100,9 @@ nothing that runs is stopped.`,
 				return err
 			}
 			catalog := filepath.Join(f.keyDir, trust.CatalogKeyFile)
+			if done, err := finishCatalogKey(f.dataDir, keyID, catalog, root.Passphrases); done || err != nil {
+				return err
+			}
 			bundle, err := trust.Revoke(trust.RevokeOptions{
 				DataDir: f.dataDir, Root: root, KeyID: keyID, Now: time.Now(), BundleTTL: f.lifetime, CatalogKeyFile: catalog +
 					".new",
@@ -109,9 +113,8 @@ nothing that runs is stopped.`,
 			}
 			// A new catalog key takes the place of the revoked one, and of no other.
 			if trust.HasCatalogKey(bundle, keyID) {
-				if err := os.Rename(catalog+".new", catalog); err != nil {
-					return fault.New(fault.Internal, codeCatalogKeyNotMoved, "The key is revoked; move "+catalog+".new to "+
-						catalog+" by hand.", err)
+				if err := moveCatalogKey(catalog); err != nil {
+					return err
 				}
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "Key %s is revoked by trust bundle %d.\n", keyID, bundle.Version())
@@ -124,6 +127,32 @@ nothing that runs is stopped.`,
 	cmd.Flags().StringVar(&keyID, "key-id", "", "id of the key, 64 hex digits; gpuaas-hub trust show lists them")
 	_ = cmd.MarkFlagRequired("key-id")
 	return cmd
+}
+
+// finishCatalogKey puts the new catalog key into its place, where a revocation of the key with the id was cut off before
+// it did.
+func finishCatalogKey(dataDir, keyID, catalog string, passphrases []string) (done bool, err error) {
+	bundle, err := trust.Newest(filepath.Join(dataDir, "trust"))
+	if err != nil || !bundle.Revoked(keyID) || !trust.HasCatalogKey(bundle, keyID) {
+		return false, err
+	}
+	if done, err = trust.Replaced(dataDir, protocol.RoleCatalog, catalog+".new", passphrases); err != nil || !done {
+		return false, err
+	}
+	return true, moveCatalogKey(catalog)
+}
+
+// moveCatalogKey puts the new catalog key in the place of the revoked one.
+func moveCatalogKey(catalog string) error {
+	err := os.Rename(catalog+".new", catalog)
+	if err == nil {
+		err = durable.SyncDir(filepath.Dir(catalog))
+	}
+	if err != nil {
+		return fault.New(fault.Internal, codeCatalogKeyNotMoved, "The key is revoked; move "+catalog+".new to "+catalog+
+			" by hand.", err)
+	}
+	return nil
 }
 
 // shownKey is one key of `trust show -o json`.

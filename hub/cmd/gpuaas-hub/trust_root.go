@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/pkg/durable"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -177,21 +178,28 @@ sign, and the third may be the lost one: name it with --retire.`,
 			if err != nil {
 				return err
 			}
-			if retire == "" {
-				if retire, err = onlyRoot(f.dataDir); err != nil {
-					return err
-				}
-			}
 			secret, err := passphrase.read(func() (string, error) { return root.Passphrases[0], nil })
 			if err != nil {
-				return err
-			}
-			if err := passphrase.show(cmd.OutOrStdout(), secret); err != nil {
 				return err
 			}
 			file, present := target, filepath.Join(f.keyDir, trust.RootKeyFile)
 			if target == "" {
 				file = present + ".new"
+				done, err := trust.Replaced(f.dataDir, protocol.RoleRoot, file, append(root.Passphrases, secret))
+				if err != nil {
+					return err
+				}
+				if done {
+					return finishRotation(cmd.OutOrStdout(), f.dataDir, file, present)
+				}
+			}
+			if retire == "" {
+				if retire, err = onlyRoot(f.dataDir); err != nil {
+					return err
+				}
+			}
+			if err := passphrase.show(cmd.OutOrStdout(), secret); err != nil {
+				return err
 			}
 			bundle, err := f.signNext(root, trust.NextBundle{
 				Add: []trust.NewRootKey{{File: file, Passphrase: secret}}, Retire: retire,
@@ -201,9 +209,8 @@ sign, and the third may be the lost one: name it with --retire.`,
 				return err
 			}
 			if target == "" {
-				if err := os.Rename(file, present); err != nil {
-					return fault.New(fault.Internal, codeRootKeyNotMoved, "The root is rotated; move "+file+" to "+present+
-						" by hand.", err)
+				if err := moveRoot(file, present); err != nil {
+					return err
 				}
 			}
 			return showRoot(cmd.OutOrStdout(), bundle)
@@ -216,6 +223,31 @@ sign, and the third may be the lost one: name it with --retire.`,
 	cmd.Flags().StringVar(&target, "new-root-key-file", "", "where the new key goes (default: it takes the place of "+
 		"<key-dir>/"+trust.RootKeyFile+")")
 	return cmd
+}
+
+// finishRotation does what a rotation that was cut off has not done any more.
+func finishRotation(out io.Writer, dataDir, file, present string) error {
+	if err := moveRoot(file, present); err != nil {
+		return err
+	}
+	keys, err := trust.Open(dataDir)
+	if err != nil {
+		return err
+	}
+	return showRoot(out, keys.Bundle())
+}
+
+// moveRoot puts the new root key in the place of the old one.
+func moveRoot(file, present string) error {
+	err := os.Rename(file, present)
+	if err == nil {
+		err = durable.SyncDir(filepath.Dir(present))
+	}
+	if err != nil {
+		return fault.New(fault.Internal, codeRootKeyNotMoved, "The root is rotated; move "+file+" to "+present+
+			" by hand.", err)
+	}
+	return nil
 }
 
 // onlyRoot is the id of the root key where there is one.

@@ -99,6 +99,51 @@ func TestAPassphraseThatIsMadeIsShownBeforeItGuardsTheRoot(t *testing.T) {
 	require.NoError(t, trust.CheckRoot(trust.RootKey(present+".new", made[1])))
 }
 
+// Between its two effects, the bundle and the place of the key, the present root is in a file that looks left over.
+func TestARotationThatWasCutOffIsFinished(t *testing.T) {
+	h := newHome(t)
+	present := filepath.Join(h.keys, trust.RootKeyFile)
+	rotate := func(args ...string) (string, error) {
+		return cli(t, append([]string{
+			"trust", "rotate-root", "--data-dir", h.data, "--key-dir", h.keys, "--passphrase-file", h.passphrase,
+		}, args...)...)
+	}
+	old, err := os.ReadFile(present)
+	require.NoError(t, err)
+	_, err = rotate()
+	require.NoError(t, err)
+	rotated := h.show(t)
+	require.NoError(t, os.Rename(present, present+".new"))
+	require.NoError(t, os.WriteFile(present, old, 0o600))
+
+	printed, err := rotate()
+	require.NoError(t, err)
+	require.Contains(t, printed, rotated.RootFingerprint)
+	require.Equal(t, rotated, h.show(t), "it is not rotated twice")
+	require.NoFileExists(t, present+".new")
+	_, err = cli(t, "trust", "renew", "--data-dir", h.data, "--key-dir", h.keys, "--passphrase-file", h.passphrase)
+	require.NoError(t, err)
+
+	// Before the bundle: the key that was made is nobody's root.
+	require.NoError(t, os.WriteFile(present+".new", old, 0o600))
+	_, err = rotate()
+	require.ErrorContains(t, err, "remove the file")
+	// Under another passphrase it may be the root.
+	other := filepath.Join(h.dir, "other")
+	require.NoError(t, os.WriteFile(other, []byte("another horse, another battery"), 0o600))
+	require.NoError(t, os.Remove(present+".new"))
+	_, err = rotate("--new-passphrase-file", other)
+	require.NoError(t, err)
+	require.NoError(t, os.Rename(present, present+".new"))
+	require.NoError(t, os.WriteFile(present, old, 0o600))
+	_, err = rotate()
+	require.EqualValues(t, "key_file_exists", fault.As(err).Code)
+	require.Contains(t, fault.As(err).Public, "Keep the file")
+	_, err = rotate("--new-passphrase-file", other)
+	require.NoError(t, err)
+	require.NoFileExists(t, present+".new")
+}
+
 func TestTheLowestVersionOfAnAppIsSetAndLifted(t *testing.T) {
 	h := newHome(t)
 	set := func(args ...string) error {
@@ -150,6 +195,33 @@ func TestTheCatalogKeyIsReplacedOnlyWhereItWasRevoked(t *testing.T) {
 	require.NotEqual(t, first, kept())
 	require.NotEqual(t, "cut off", kept())
 	require.NoFileExists(t, catalog+".new")
+}
+
+func TestARevocationOfTheCatalogKeyThatWasCutOffIsFinished(t *testing.T) {
+	h := newHome(t)
+	catalog := filepath.Join(h.keys, trust.CatalogKeyFile)
+	keys, err := trust.Open(h.data)
+	require.NoError(t, err)
+	id := keys.Bundle().Keys(protocol.RoleCatalog)[0].GetKeyId()
+	revoke := func() error {
+		_, err := cli(t, "trust", "revoke", "--data-dir", h.data, "--key-dir", h.keys, "--passphrase-file", h.passphrase,
+			"--key-id", id)
+		return err
+	}
+	old, err := os.ReadFile(catalog)
+	require.NoError(t, err)
+	require.NoError(t, revoke())
+	made, err := os.ReadFile(catalog)
+	require.NoError(t, err)
+	require.NoError(t, os.Rename(catalog, catalog+".new"))
+	require.NoError(t, os.WriteFile(catalog, old, 0o600))
+
+	require.NoError(t, revoke())
+	now, err := os.ReadFile(catalog)
+	require.NoError(t, err)
+	require.Equal(t, string(made), string(now))
+	require.NoFileExists(t, catalog+".new")
+	require.EqualValues(t, "key_revoked_already", fault.As(revoke()).Code)
 }
 
 func TestInitPrintsAGeneratedPassphraseOnce(t *testing.T) {

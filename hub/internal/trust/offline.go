@@ -153,6 +153,37 @@ func Revoke(o RevokeOptions) (protocol.Bundle, error) {
 	return succeeded, nil
 }
 
+// Replaced says whether a command that was cut off has left file, a key that it made, as the present one of the role: it
+// had signed the bundle, and not yet moved the file. A file that is there and cannot be told is an error, because
+// someone would remove it: it may be the only copy of the root.
+func Replaced(dataDir, role, file string, passphrases []string) (bool, error) {
+	if _, err := os.Lstat(file); errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	bundle, err := Newest(filepath.Join(dataDir, trustDirName))
+	if err != nil {
+		return false, err
+	}
+	var key ed25519.PrivateKey
+	for _, passphrase := range passphrases {
+		if key, err = readOffline(file, role, passphrase); err == nil {
+			break
+		}
+	}
+	if key == nil {
+		return false, fault.New(fault.Conflict, codeKeyFileExists, "A command that was cut off has left "+file+", and its "+
+			"passphrase is another one. Keep the file: it may be the present "+role+" key. `gpuaas-hub trust show` lists "+
+			"that key; where it is a new one, give "+file+" the name of the old one.", err)
+	}
+	defer clear(key)
+	id := protocol.NewEd25519Signer(key).KeyID()
+	if !slices.ContainsFunc(bundle.Keys(role), func(k *protocol.PublicKey) bool { return k.GetKeyId() == id }) {
+		return false, fault.New(fault.Conflict, codeKeyFileExists, "A command that was cut off has left "+file+", and the "+
+			"key in it is no "+role+" key of this hub: remove the file, then try again.", nil)
+	}
+	return true, nil
+}
+
 // HasCatalogKey reports whether a catalog key of the bundle, revoked or not, has the id.
 func HasCatalogKey(bundle protocol.Bundle, id string) bool {
 	return slices.ContainsFunc(bundle.Message().GetRoles(), func(r *protocol.Role) bool {
