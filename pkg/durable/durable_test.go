@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -63,6 +64,32 @@ func TestReplaceThatFailsLeavesTheOldContent(t *testing.T) {
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, left, 1, "the temporary file is gone")
+}
+
+// Root works for a service beside it; a service works for itself.
+func TestAFileBelongsToTheOwnerOfItsDirectory(t *testing.T) {
+	skip.Root(t, "the ownership of files")
+	const service = 65534
+	dir := t.TempDir()
+	require.NoError(t, os.Chown(dir, service, service))
+	for name, c := range map[string]struct {
+		write func(string, []byte, fs.FileMode) error
+		owner uint32
+	}{
+		"created":  {durable.CreateOwned, service},
+		"replaced": {durable.ReplaceOwned, service},
+		"own":      {durable.Create, 0},
+		"own too":  {durable.Replace, 0},
+	} {
+		path := filepath.Join(dir, name)
+		require.NoError(t, c.write(path, []byte("content"), 0o600))
+		requireFile(t, path, "content", 0o600)
+		info, err := os.Stat(path)
+		require.NoError(t, err)
+		stat, ok := info.Sys().(*syscall.Stat_t)
+		require.True(t, ok)
+		require.Equal(t, []uint32{c.owner, c.owner}, []uint32{stat.Uid, stat.Gid}, name)
+	}
 }
 
 // The first content of a name is there whole, and so is the one that replaces it: without a sync of the file, the name

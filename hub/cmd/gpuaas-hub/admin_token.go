@@ -66,7 +66,7 @@ func withTokenFile(path string, count func(token string) (bool, error)) (token s
 		token = strings.TrimSpace(string(left))
 	} else {
 		token = iam.NewUserToken()
-		if err := durable.Replace(next, []byte(token+"\n"), 0o600); err != nil {
+		if err := durable.ReplaceOwned(next, []byte(token+"\n"), 0o600); err != nil {
 			return "", false, failed(err)
 		}
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
 	"github.com/gpuaas/gpuaas/hub/internal/db/managed"
@@ -229,6 +231,34 @@ func TestATokenIsNotLostInACrash(t *testing.T) {
 	text, err = os.ReadFile(path)
 	require.NoError(t, err)
 	require.Equal(t, first, strings.TrimSpace(string(text)))
+}
+
+// The guide's commands run as root, and the hub as a user of its own, who backs these files up each hour.
+func TestReplacedKeysAndTokensBelongToTheHubsUser(t *testing.T) {
+	skip.Root(t, "the ownership of files")
+	const user = 65534
+	h := newHome(t)
+	each := func(visit func(path string, owner uint32)) {
+		require.NoError(t, filepath.WalkDir(h.data, func(path string, entry fs.DirEntry, err error) error {
+			require.NoError(t, err)
+			info, err := entry.Info()
+			require.NoError(t, err)
+			stat, ok := info.Sys().(*syscall.Stat_t)
+			require.True(t, ok)
+			visit(path, stat.Uid)
+			return nil
+		}))
+	}
+	each(func(path string, _ uint32) { require.NoError(t, os.Lchown(path, user, user)) })
+	keys, err := trust.Open(h.data)
+	require.NoError(t, err)
+	_, err = cli(t, "trust", "revoke", "--data-dir", h.data, "--key-dir", h.keys, "--passphrase-file", h.passphrase,
+		"--key-id", keys.State().KeyID())
+	require.NoError(t, err)
+	_, _, err = withTokenFile(filepath.Join(h.data, "admin-token"), func(string) (bool, error) { return true, nil })
+	require.NoError(t, err)
+	require.FileExists(t, filepath.Join(h.data, "admin-token"))
+	each(func(path string, owner uint32) { require.EqualValues(t, user, owner, path) })
 }
 
 func TestAdvertisedAddresses(t *testing.T) {

@@ -226,7 +226,7 @@ func writeCA(dataDir string, bundle *protocol.TrustBundle) error {
 			}
 		}
 	}
-	return durable.Replace(filepath.Join(dataDir, CAFile), certificatesPEM(keys), 0o644)
+	return durable.ReplaceOwned(filepath.Join(dataDir, CAFile), certificatesPEM(keys), 0o644)
 }
 
 // HubCAPEM returns the certificates with which clients of the REST API verify the hub.

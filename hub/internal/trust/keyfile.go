@@ -43,7 +43,7 @@ func writeKey(path string, key crypto.PrivateKey) error {
 	if err != nil {
 		return err
 	}
-	return durable.Create(path, pem.EncodeToMemory(&pem.Block{Type: pemPrivateKey, Bytes: der}), 0o600)
+	return durable.CreateOwned(path, pem.EncodeToMemory(&pem.Block{Type: pemPrivateKey, Bytes: der}), 0o600)
 }
 
 func readSigner(path string) (crypto.Signer, error) {

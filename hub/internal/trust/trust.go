@@ -224,7 +224,7 @@ func writeBundle(dir string, env *protocol.Envelope, version uint64) error {
 	if err != nil {
 		return err
 	}
-	return durable.Create(filepath.Join(dir, fmt.Sprintf("bundle-%06d.json", version)), data, 0o644)
+	return durable.CreateOwned(filepath.Join(dir, fmt.Sprintf("bundle-%06d.json", version)), data, 0o644)
 }
 
 func onlineKey(dir string, bundle protocol.Bundle, role string) (ed25519.PrivateKey, error) {
