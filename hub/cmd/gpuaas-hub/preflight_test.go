@@ -261,6 +261,17 @@ func TestReplacedKeysAndTokensBelongToTheHubsUser(t *testing.T) {
 	each(func(path string, owner uint32) { require.EqualValues(t, user, owner, path) })
 }
 
+// To a node, each of these is the node itself.
+func TestAnAdvertisedAddressNeedsAHost(t *testing.T) {
+	for _, flag := range []string{"advertise-api", "advertise-session"} {
+		for _, addr := range []string{":8443", " :8443", "0.0.0.0:8443", "[::]:8443"} {
+			_, err := cli(t, "serve", "--data-dir", t.TempDir(), "--"+flag, addr)
+			require.EqualValues(t, "flag_invalid", fault.As(err).Code, addr)
+			require.Contains(t, fault.As(err).Public, "--"+flag, addr)
+		}
+	}
+}
+
 func TestAdvertisedAddresses(t *testing.T) {
 	at := func(s string) net.Addr { a, err := net.ResolveTCPAddr("tcp", s); require.NoError(t, err); return a }
 	for _, c := range []struct{ flag, listens, want string }{

@@ -148,6 +148,15 @@ func (c config) check() error {
 			return bad(flag, "needs HOST:PORT, like 127.0.0.1:8443")
 		}
 	}
+	// Nodes keep what they are told at enrollment, and to them such a host is their own machine.
+	for flag, addr := range map[string]string{
+		"advertise-api": c.advertiseAPI, "advertise-session": c.advertiseSession,
+	} {
+		host, _, _ := net.SplitHostPort(addr)
+		if ip := net.ParseIP(host); addr != "" && (strings.TrimSpace(host) == "" || ip != nil && ip.IsUnspecified()) {
+			return bad(flag, "needs the host that others reach, like hub.example.com:8443")
+		}
+	}
 	switch {
 	case c.leaseDuration < 15*time.Minute || c.leaseDuration > 7*24*time.Hour:
 		return bad("lease-duration", "must be between 15m and 168h")
