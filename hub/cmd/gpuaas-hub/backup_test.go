@@ -87,6 +87,25 @@ func TestARestoreWithTheRootOfAfterTheBackupChangesNothing(t *testing.T) {
 	require.NoError(t, restore("--root-key-file", old))
 }
 
+// Who practises a restore on a new machine installs PostgreSQL when the restore says that it is missing.
+func TestARestoreThatFoundNoDatabaseCanBeRepeated(t *testing.T) {
+	h := newHome(t)
+	file, made := filepath.Join(h.dir, "database-url"), filepath.Join(h.dir, "backup")
+	require.NoError(t, os.WriteFile(file, []byte(dbtest.PrivateURL(t)), 0o600))
+	_, err := cli(t, "backup", made, "--data-dir", h.data, "--database-url-file", file, "--passphrase-file", h.passphrase)
+	require.NoError(t, err)
+	restore := func(args ...string) error {
+		_, err := cli(t, append([]string{
+			"restore", made, "--data-dir", filepath.Join(h.dir, "restored"), "--passphrase-file", h.passphrase, "--keep-epoch",
+		}, args...)...)
+		return err
+	}
+	err = restore("--postgres-bin-dir", h.dir)
+	require.EqualValues(t, "database_binaries_missing", fault.As(err).Code, "%v", err)
+	require.NoError(t, os.WriteFile(file, []byte(dbtest.EmptyURL(t)), 0o600))
+	require.NoError(t, restore("--database-url-file", file))
+}
+
 // A restore takes long and fills an empty directory: a passphrase that was mistyped must not cost another one.
 func TestARestoreWithAWrongRootPassphraseMakesNothing(t *testing.T) {
 	h := newHome(t)

@@ -240,7 +240,10 @@ func emptyDir(dir string) error {
 		return nil
 	case err != nil:
 		return restoreTrouble(dir, err)
-	case len(entries) > 0:
+	}
+	// A restore that found no database has left its lock, and nothing else.
+	entries = slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return e.Name() == lockFile })
+	if len(entries) > 0 {
 		return fault.New(fault.Conflict, codeDataDirNotEmpty, fmt.Sprintf("The data directory %s is not empty (%s lies "+
 			"there): a backup is restored into an empty or absent one only.", dir, entries[0].Name()), nil)
 	}
@@ -254,6 +257,9 @@ func restoreTrouble(dir string, err error) error {
 	return fault.New(fault.Internal, codeRestoreFailed, "The backup could not be restored to "+dir+": "+err.Error()+
 		". Empty the directory and try again.", err)
 }
+
+// lockFile is the empty file of the data directory that the processes of a hub lock.
+const lockFile = "lock"
 
 // unfinishedTrust is the trust directory's name until everything is there.
 const unfinishedTrust = "trust.unfinished"
