@@ -137,6 +137,19 @@ func TestUninstallOfNothingIsDone(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// An agent whose data directory uninstall was not given holds another lock, and would lose its containers.
+func TestUninstallRefusesBesideAnAgentThatRuns(t *testing.T) {
+	dirs := directories(t)
+	require.NoError(t, os.MkdirAll(dirs[3], 0o700))
+	l, err := net.Listen("unix", filepath.Join(dirs[3], "agent.sock")) //nolint:noctx // a socket of this test
+	require.NoError(t, err)
+	defer func() { require.NoError(t, l.Close()) }()
+	_, err = execute(t, append([]string{"uninstall"}, dirs...)...)
+	require.EqualValues(t, "data_dir_in_use", fault.As(err).Code, "%v", err)
+	require.Contains(t, fault.As(err).Public, "agent.sock")
+	require.NoDirExists(t, dirs[1], "a directory that was mistyped is not made")
+}
+
 func TestFullDiskIsToldAtOnce(t *testing.T) {
 	needRoot(t)
 	dirs := directories(t)

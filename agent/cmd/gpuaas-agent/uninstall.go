@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -43,6 +44,10 @@ func (c *config) uninstall(ctx context.Context) error {
 			return nil
 		}
 	}
+	// The lock is no proof: with another --data-dir than the agent's, all containers of an agent that runs would be gone.
+	if err := c.refuseBesideAgent(ctx); err != nil {
+		return err
+	}
 	if err := c.directories(); err != nil {
 		return err
 	}
@@ -73,6 +78,16 @@ func (c *config) uninstall(ctx context.Context) error {
 		return err
 	}
 	return c.removeDirectories()
+}
+
+// refuseBesideAgent refuses to work while an agent listens on the local socket.
+func (c *config) refuseBesideAgent(ctx context.Context) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", c.socket())
+	if err != nil {
+		return nil //nolint:nilerr // nobody listens there
+	}
+	return errors.Join(fault.New(fault.Conflict, fault.CodeDataDirInUse, "A gpuaas-agent runs and answers on "+c.socket()+
+		": stop it first, and give uninstall the flags that it ran with.", nil), conn.Close())
 }
 
 // removeSocket removes what a killed agent has left of its socket, which may lie outside its directories.
