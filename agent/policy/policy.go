@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -63,6 +64,9 @@ type Size struct {
 	Accelerators uint64 `yaml:"accelerators"`
 }
 
+// slugForm is the form of the slugs of orgs and apps: a name in another form matches none of them.
+var slugForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
+
 // Parse reads a policy file (YAML). A key that is not known is an error: a rule with a typing error in it would not
 // hold.
 func Parse(doc []byte) (Policy, error) {
@@ -84,6 +88,12 @@ func Parse(doc []byte) (Policy, error) {
 	} {
 		if len(names) > maxNames || slices.Contains(names, "") {
 			return Policy{}, malformed(fmt.Sprintf("%s must list at most %d names, none of them empty", key, maxNames), nil)
+		}
+		for _, name := range names {
+			if key != "ssh_users" && !slugForm.MatchString(name) {
+				return Policy{}, malformed(fmt.Sprintf("%s has %q, which is no slug (lower-case letters, digits and hyphens)",
+					key, name), nil)
+			}
 		}
 	}
 	return p, nil

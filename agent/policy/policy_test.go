@@ -121,6 +121,25 @@ func TestAPolicyWithAnErrorInItIsRefusedAsAWhole(t *testing.T) {
 	}
 }
 
+// A rule about a name that no org and no app can have would not hold, without a word.
+func TestAPolicyNamesOrgsAndAppsByTheirSlugs(t *testing.T) {
+	for doc, says := range map[string]string{
+		"orgs: {never: [Initech]}":             `orgs.never has "Initech", which is no slug`,
+		"orgs: {never: ['initech ']}":          `orgs.never has "initech ", which is no slug`,
+		"orgs: {never: ['initech, globex']}":   `orgs.never has "initech, globex", which is no slug`,
+		"orgs: {only: [Acme Inc.]}":            `orgs.only has "Acme Inc.", which is no slug`,
+		"apps: {never: [org/acme/xmr]}":        `apps.never has "org/acme/xmr", which is no slug`,
+		"apps: {never: [xmr], only: ['jup*']}": `apps.only has "jup*", which is no slug`,
+	} {
+		_, err := policy.Parse([]byte(doc))
+		require.ErrorContains(t, err, says, doc)
+	}
+	for _, doc := range []string{"orgs: {never: [initech-2]}", "apps: {only: [2048]}", "ssh_users: [_Ada.Backup]"} {
+		_, err := policy.Parse([]byte(doc))
+		require.NoError(t, err, doc)
+	}
+}
+
 func TestTheOwnerSaysWhatMembersReachOutside(t *testing.T) {
 	destination := func(network string, first, last uint16) policy.Destination {
 		return policy.Destination{Prefix: netip.MustParsePrefix(network), FirstPort: first, LastPort: last}
