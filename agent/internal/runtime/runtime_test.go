@@ -404,13 +404,15 @@ func TestLaw13AStopEndsBehindASilentShim(t *testing.T) {
 	spec := f.spec(f.image(), "stubborn")
 	f.start(spec)
 	pid := f.wait(spec.ID, runtime.StateRunning).PID
+	silent := f.daemon.Shims()
 	f.silence()
 	require.NoError(t, f.rt.Stop(t.Context(), spec.ID, time.Second))
 	require.Eventually(t, func() bool {
 		_, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
 		return os.IsNotExist(err)
 	}, time.Minute, 10*time.Millisecond)
-	require.Empty(t, f.daemon.Shims(), "which said nothing of the end of its container")
+	// The program that cleans up for containerd after a shim has the name of one.
+	require.NotSubset(t, f.daemon.Shims(), silent, "the shim that said nothing of the end of its container has ended")
 	require.NoError(t, f.rt.Remove(t.Context(), spec.ID))
 	left, err := f.rt.Leftovers(t.Context(), spec.MemberID)
 	require.NoError(t, err)
