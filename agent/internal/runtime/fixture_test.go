@@ -36,6 +36,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/e2e/containerdtest"
 	"github.com/gpuaas/gpuaas/e2e/leakcheck"
+	"github.com/gpuaas/gpuaas/e2e/sandbox"
 	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -48,22 +49,25 @@ func TestMain(m *testing.M) {
 		// os.Exit would complain on standard error where coverage is counted, and the agent reads that.
 		syscall.Exit(containerfiles.Run(os.Args[2:]))
 	}
+	// A run that is killed leaves no container, namespace or mount behind.
+	os.Exit(sandbox.RunInTree(func() int { return runTests(m) }))
+}
+
+func runTests(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "gpuaas-runtime-app-")
 	if err != nil {
-		log.Fatal(err)
+		fmt.Fprintln(os.Stderr, err)
+		return 1
 	}
+	defer func() { _ = os.RemoveAll(dir) }()
 	appBinary = filepath.Join(dir, "app")
 	build := exec.Command("go", "build", "-trimpath", "-o", appBinary, "./testdata/app")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	out, err := build.CombinedOutput()
-	code := 1
-	if err == nil {
-		code = m.Run()
-	} else {
+	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "compile the test's app: %v\n%s", err, out)
+		return 1
 	}
-	_ = os.RemoveAll(dir)
-	os.Exit(code)
+	return m.Run()
 }
 
 var fixtures atomic.Int64
