@@ -121,15 +121,21 @@ func copyEtc(dir string) error {
 	return os.WriteFile(target, resolv, 0o644)
 }
 
-// runInit is process 1 of the sandbox: it prepares the namespaces, runs the program inside and reaps every process that
-// loses its parent.
-func runInit() (int, error) {
+// runInit is process 1 of the sandbox: it prepares the namespaces, runs the program inside, reaps every process that
+// loses its parent, and ends them all after the program.
+func runInit() (code int, err error) {
 	// A cgroup namespace belongs to a thread, and so do the processes that the thread starts.
 	runtime.LockOSThread()
+	unix.CloseOnExec(leashFile)
 	base := os.Getenv(baseEnv)
 	if err := prepare(base); err != nil {
 		return exitTrouble, fmt.Errorf("prepare the sandbox: %w", err)
 	}
+	machine, err := mountedDisks()
+	if err != nil {
+		return exitTrouble, fmt.Errorf("prepare the sandbox: %w", err)
+	}
+	defer func() { err = errors.Join(err, end(machine)) }()
 	inside := exec.Command("/proc/self/exe", os.Args[1:]...)
 	inside.Args[0] = os.Args[0]
 	inside.Env = append(os.Environ(), stageEnv+"="+stageInside)
@@ -137,6 +143,7 @@ func runInit() (int, error) {
 	if err := inside.Start(); err != nil {
 		return exitTrouble, err
 	}
+	go endWithOutside(machine)
 	for {
 		var status syscall.WaitStatus
 		pid, err := syscall.Wait4(-1, &status, 0, nil)

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -108,16 +107,20 @@ func (c Config) runOutside() (code int, err error) {
 	if err := makeCgroups(filepath.Base(base)); err != nil {
 		return 1, err
 	}
-	// The sandbox dies with the thread that started it, so that a test program that is killed leaves no process.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+	// The kernel closes this end whatever ends this program, and the sandbox ends then.
+	leash, held, err := os.Pipe()
+	if err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, leash.Close(), held.Close()) }()
 	init := exec.Command("/proc/self/exe", os.Args[1:]...)
 	init.Args[0] = os.Args[0]
 	init.Env = append(os.Environ(), stageEnv+"="+stageInit, baseEnv+"="+base, keptEnv+"="+strings.Join(c.hidden(),
 		string(filepath.ListSeparator)))
 	init.Stdin, init.Stdout, init.Stderr = os.Stdin, os.Stdout, os.Stderr
+	init.ExtraFiles = []*os.File{leash}
 	init.SysProcAttr = &syscall.SysProcAttr{
-		Pdeathsig: syscall.SIGKILL,
+		Setsid: true, // what kills the program's group leaves it to init to end the sandbox
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWPID |
 			syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,
 	}

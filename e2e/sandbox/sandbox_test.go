@@ -28,12 +28,14 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	kept := os.Getenv(childEnv)
+	kept, inside := os.Getenv(childEnv), child
 	if kept == "" {
-		os.Exit(m.Run())
+		if kept, inside = os.Getenv(killedEnv), freeze; kept == "" {
+			os.Exit(m.Run())
+		}
 	}
 	code, err := sandbox.Run(sandbox.Config{Base: filepath.Join(kept, "base"), Keep: []string{kept}}, func() int {
-		return child(kept)
+		return inside(kept)
 	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
