@@ -23,6 +23,7 @@ type Disk struct {
 	file   *os.File
 	bytes  int64
 	device *device
+	leash  leash
 	cuts   int
 }
 
@@ -32,6 +33,9 @@ func New(dir, point string, mib int) (_ *Disk, err error) {
 		return nil, err
 	}
 	d := &Disk{Point: point, dir: dir, bytes: int64(mib) << 20}
+	if d.leash, err = newLeash(dir, point); err != nil {
+		return nil, err
+	}
 	if d.file, err = os.OpenFile(d.image(), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600); err != nil {
 		return nil, err
 	}
@@ -120,5 +124,5 @@ func (d *Disk) Close() error {
 	if d.device.loop != nil {
 		errs = append(errs, d.powerOff())
 	}
-	return errors.Join(append(errs, d.file.Close(), os.RemoveAll(d.dir))...)
+	return errors.Join(append(errs, d.file.Close(), os.RemoveAll(d.dir), d.leash.release())...)
 }

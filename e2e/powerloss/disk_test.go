@@ -1,17 +1,22 @@
 package powerloss
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/e2e/sandbox"
 	"github.com/gpuaas/gpuaas/e2e/skip"
 )
 
@@ -19,6 +24,21 @@ const (
 	testMiB = 64
 	seeds   = 8
 )
+
+// killedEnv is the directory of a disk that this program makes before it is killed.
+const killedEnv = "POWERLOSS_TEST_KILLED"
+
+// killedMiB is the size of that disk, which no other disk of any test has.
+const killedMiB = 71
+
+// TestMain runs the tests in a mount namespace of their own: one that another package's tests make meanwhile would have
+// a copy of their mounts, and keep a loop device in use.
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(killedEnv); dir != "" {
+		waitWithDisk(dir)
+	}
+	os.Exit(sandbox.RunInTree(m.Run))
+}
 
 // testDisk is a disk with a file of eight pages of 'A' that is durable.
 func testDisk(t *testing.T) (_ *Disk, path string) {
@@ -218,4 +238,60 @@ func TestNothingIsAnsweredWithoutPower(t *testing.T) {
 	left, err := os.ReadFile(path)
 	require.NoError(t, err)
 	require.Equal(t, string(pages('A')), string(left))
+}
+
+// waitWithDisk makes a disk, says so, and waits for the end.
+func waitWithDisk(dir string) {
+	if _, err := New(filepath.Join(dir, "disk"), filepath.Join(dir, "point"), killedMiB); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println("ready")
+	select {}
+}
+
+func TestAKilledProgramLeavesNoDisk(t *testing.T) {
+	skip.Root(t, "mounts and loop devices")
+	dir := t.TempDir()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), killedEnv+"="+dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	stderr, err := cmd.StderrPipe() // that of the shell, too
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	said, err := bufio.NewReader(stdout).ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "ready\n", said)
+	require.Len(t, traces(t, dir), 3, "two mounts and a loop device")
+	require.NoError(t, syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL))
+	left, err := io.ReadAll(stderr)
+	require.NoError(t, err, "all of its processes have ended")
+	require.Empty(t, string(left))
+	require.Error(t, cmd.Wait(), "killed")
+	require.Empty(t, traces(t, dir))
+	require.NoDirExists(t, filepath.Join(dir, "disk"))
+}
+
+// traces are the mounts in a directory, and the loop devices of killedMiB.
+func traces(t *testing.T, dir string) (found []string) {
+	t.Helper()
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	require.NoError(t, err)
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, dir) {
+			found = append(found, line)
+		}
+	}
+	sizes, err := filepath.Glob("/sys/block/loop*/size")
+	require.NoError(t, err)
+	for _, size := range sizes {
+		sectors, _ := os.ReadFile(size) // it may have gone
+		if string(sectors) == fmt.Sprintln(killedMiB<<20/sectorBytes) {
+			found = append(found, size)
+		}
+	}
+	return found
 }
