@@ -1,9 +1,7 @@
 package volume_test
 
 import (
-	"context"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"testing"
@@ -258,11 +256,7 @@ func TestKilledAtAnyMomentAProjectVolumeIsWhole(t *testing.T) {
 	kept.Made, kept.Snapshots = true, []*protocol.VolumeSnapshot{{Id: "s1"}}
 	f.apply(kept)
 	for round := range 12 {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(20+23*round)*time.Millisecond)
-		child := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+t.Name()+"$") // killed with SIGKILL
-		child.Env = append(os.Environ(), projectChildEnv+"="+filepath.Dir(f.cfg.Dir))
-		require.Error(t, child.Run())
-		cancel()
+		f.runUntilKilled(projectChildEnv, time.Duration(20+23*round)*time.Millisecond)
 		f.v = f.open()
 		require.Empty(t, glob(t, f.cfg.Dir+"/.*-*"))
 		require.Empty(t, glob(t, f.cfg.Dir+"/*/*.unfinished"))

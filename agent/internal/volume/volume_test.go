@@ -448,16 +448,23 @@ func TestKilledAtAnyMomentAFallbackStillFindsItsContent(t *testing.T) {
 	f.write(f.prepare(use(1)), "first")
 	require.NoError(t, f.v.Detach(t.Context(), "m1"))
 	for round := range 15 {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(20+17*round)*time.Millisecond)
-		child := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+t.Name()+"$") // killed with SIGKILL
-		child.Env = append(os.Environ(), childEnv+"="+filepath.Dir(f.cfg.Dir))
-		require.Error(t, child.Run())
-		cancel()
+		f.runUntilKilled(childEnv, time.Duration(20+17*round)*time.Millisecond)
 		f.v = f.open()
 		require.NoError(t, f.v.Detach(t.Context(), "m1"))
 		f.requireContent(f.prepare(use(1)), "first")
 		require.NoError(t, f.v.Detach(t.Context(), "m1"))
 	}
+}
+
+// runUntilKilled runs the test in another process, which finds the directory in this variable, and kills it.
+func (f *fixture) runUntilKilled(env string, after time.Duration) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), after)
+	defer cancel()
+	// The sandbox may hide the program's own file.
+	child := exec.CommandContext(ctx, "/proc/self/exe", "-test.run=^"+f.t.Name()+"$")
+	child.Env = append(os.Environ(), env+"="+filepath.Dir(f.cfg.Dir))
+	require.ErrorContains(f.t, child.Run(), "signal: killed")
 }
 
 func upgradeForever(t *testing.T, dir string) {
