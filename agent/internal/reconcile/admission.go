@@ -43,6 +43,25 @@ func (r *Reconciler) desiredState(ctx context.Context) agent.Desired {
 	return d
 }
 
+// ownerRefuses reports whether the owner refuses by now what is about to start. Hours may have passed since that was
+// decided, for instance with the copy of a volume.
+func (r *Reconciler) ownerRefuses(a agent.StartContainer) bool {
+	owner, _ := r.cfg.Policy() // each pass reports an error in the file
+	parts := r.store.Accepted().Parts
+	owner = owner.ForOneOrg(firstOrg(parts), r.cfg.WeakIsolation)
+	for _, p := range parts {
+		if p.MemberID != a.MemberID {
+			continue
+		}
+		w := p.Workload
+		if back := w.GetFallback(); back != nil && back.GetRevision() == a.Revision {
+			w = back
+		}
+		return owner.Refuses(w) != ""
+	}
+	return false
+}
+
 // firstOrg is the org of the oldest member: member ids sort by creation time.
 func firstOrg(parts []state.Part) string {
 	var first state.Part

@@ -115,6 +115,9 @@ func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer,
 	if err != nil {
 		return err
 	}
+	if r.ownerRefuses(a) {
+		return nil // the next pass says so
+	}
 	var run state.Run
 	var desired bool
 	err = r.withClock(func(now time.Time) (err error) {

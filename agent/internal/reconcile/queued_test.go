@@ -8,7 +8,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/agent/internal/cdi"
+	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
+	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -66,4 +68,40 @@ func TestLaw01AStartThatWaitedDoesNotRunAfterAnAcceptedStop(t *testing.T) {
 	<-h.due
 	f.untilStatus(stopped.GetId(), protocol.WorkloadStatus_READY)
 	require.Equal(t, []uint64{3}, prepared.revisions(stopped.GetId()))
+}
+
+// removals are networks that say which of them the agent has removed.
+type removals struct {
+	reconcile.Network
+	ids chan string
+}
+
+func (r removals) Remove(ctx context.Context, id string) error {
+	err := r.Network.Remove(ctx, id)
+	r.ids <- id
+	return err
+}
+
+// A start is decided, and waits. The owner refuses the workload meanwhile: the start goes on and makes nothing.
+func TestLaw15AStartThatWaitedDoesNotRunAgainstTheOwnersPolicy(t *testing.T) {
+	f := newFixture(t)
+	f.stop()
+	h := heldStarts{due: make(chan struct{}), goOn: make(chan struct{})}
+	f.wrapAccelerators = func(a reconcile.Accelerators) reconcile.Accelerators {
+		h.Accelerators = a
+		return h
+	}
+	removed := make(chan string, 8)
+	f.wrapNetwork = func(n *network.Network) reconcile.Network { return removals{n, removed} }
+	prepared := f.recording()
+	w := f.hub.workload(`{}`)
+	f.push(w)
+	<-h.due
+	f.owner.Store(&policy.Policy{Closed: true})
+	close(h.goOn)
+	<-removed // which waits for the end of the start
+	require.Empty(t, prepared.revisions(w.GetId()), "no container was to be made")
+	require.Empty(t, f.store.Runs())
+	refused := f.untilStatus(w.GetId(), protocol.WorkloadStatus_FAILED)
+	require.Equal(t, protocol.WorkloadStatus_OWNER_REFUSED, refused.GetReason())
 }
