@@ -455,7 +455,7 @@ func TestLaw03WhatRunsGoesOnWhenItsStoredStateDoesNotVerify(t *testing.T) {
 		s := n.open(t, n.disk(t, key, func(v []byte) { v[len(v)/2] ^= 0x01 }))
 		m := newMachine()
 		for id, c := range n.machine.containers {
-			m.containers[id], m.attached[c.MemberID] = c, true
+			m.containers[id], m.attached[network.ID(c.MemberID, c.Service)] = c, true
 		}
 		n.run(t, s, m)
 		require.Empty(t, m.stopped, "%q of %d bytes", key, len(value))
