@@ -113,6 +113,35 @@ func TestAStoredStateOfARevokedKeyStartsNothing(t *testing.T) {
 	require.Contains(t, s.Unverified()["state"], protocol.Nack_SIGNATURE_INVALID.Text())
 }
 
+// A member whose leases are set aside may have one: it does not count as a member that has none, which is stopped.
+func TestLaw03LeasesThatDoNotVerifyAreNotTakenForNone(t *testing.T) {
+	m, dir := accepttest.New(t, noon), t.TempDir()
+	s := reopen(t, dir, nil)
+	require.NoError(t, s.InitBundle(m.Bundle()))
+	acceptor := accept.New(accept.Config{Store: s, Node: m.Node})
+	_, err := acceptor.Leases(m.Leases(s.Incarnation(), 1, "a"))
+	require.NoError(t, err)
+	former := m.Lease
+	m.Lease = accepttest.Key(t)
+	_, err = acceptor.Bundle(m.NextBundle(noon).Envelope())
+	require.NoError(t, err)
+	_, err = acceptor.Leases(m.Leases(s.Incarnation(), 2, "b"))
+	require.NoError(t, err)
+	require.False(t, s.LeasesUnverified())
+	_, err = acceptor.Bundle(m.NextBundle(noon, accepttest.KeyID(former)).Envelope())
+	require.NoError(t, err)
+
+	s = reopen(t, dir, s)
+	require.NoError(t, accept.Resume(s, m.Pin(), "", m.Node()))
+	require.NotContains(t, s.Leases(), "a")
+	require.Contains(t, s.Leases(), "b")
+	require.True(t, s.LeasesUnverified())
+
+	_, err = accept.New(accept.Config{Store: s, Node: m.Node}).Leases(m.Leases(s.Incarnation(), 3, "a", "b"))
+	require.NoError(t, err)
+	require.False(t, s.LeasesUnverified())
+}
+
 // The work of a start grows with what is stored, and each document is verified once, whatever the number of trust
 // bundles. How long a start beside twenty workloads takes is measured: restart.recognised in bench/results.json.
 // Allocations stand for work.
