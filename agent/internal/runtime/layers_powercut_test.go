@@ -7,9 +7,13 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -33,11 +37,13 @@ func TestLaw01NoTornLayerRunsAfterAPowerCut(t *testing.T) {
 	for n := range 4 {
 		require.NoError(t, disk.Sync())
 		content := random(1 << 20)
-		layers := []v1.Layer{
-			gzipLayer(t, tarOf(t, entry{tar.Header{Name: "first", Mode: 0o644}, content})),
-			gzipLayer(t, tarOf(t, entry{tar.Header{Name: "second", Mode: 0o644}, content})),
+		first := entry{tar.Header{Name: "first", Mode: 0o644}, content}
+		second := entry{tar.Header{Name: "second", Mode: 0o644}, content}
+		image := withLayers(t, gzipLayer(t, tarOf(t, first)), gzipLayer(t, tarOf(t, second)))
+		if n%2 == 1 { // what is on the disk of a layer alone is not there because of those above it
+			image = oneLayer(t, first, second)
 		}
-		ref := f.registry.push(fmt.Sprintf("org/acme/%s-%d", f.word, n), withLayers(t, layers...))
+		ref := f.registry.push(fmt.Sprintf("org/acme/%s-%d", f.word, n), image)
 		require.NoError(t, f.ensure(ref))
 		f.cutPower(disk, cuts)
 
@@ -53,6 +59,22 @@ func TestLaw01NoTornLayerRunsAfterAPowerCut(t *testing.T) {
 		}
 		require.NoError(t, f.rt.Remove(t.Context(), spec.ID))
 	}
+}
+
+// oneLayer is the app with these files, all in one layer.
+func oneLayer(t *testing.T, files ...entry) v1.Image {
+	t.Helper()
+	app, err := os.ReadFile(appBinary)
+	require.NoError(t, err)
+	all := append([]entry{
+		{Header: tar.Header{Name: "etc/", Typeflag: tar.TypeDir, Mode: 0o755}},
+		{tar.Header{Name: "app", Mode: 0o755}, string(app)},
+	}, files...)
+	image, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{OS: "linux", Architecture: goruntime.GOARCH})
+	require.NoError(t, err)
+	image, err = mutate.AppendLayers(image, gzipLayer(t, tarOf(t, all...)))
+	require.NoError(t, err)
+	return mutate.MediaType(image, types.OCIManifestSchema1)
 }
 
 // cutPower cuts the power of the disk that containerd keeps everything on, and starts both again.
