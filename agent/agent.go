@@ -119,9 +119,14 @@ type Lease struct {
 	Exhausted bool
 	// RunsUnbilled is the end policy run_unbilled, allowed by the owner of this node.
 	RunsUnbilled bool
-	// Unverified says that the member may have a lease that the node cannot verify: what runs goes on, and nothing is
-	// started.
+	// Unverified says that the member may have a lease that the node cannot verify, or one whose use is unknown: what
+	// runs goes on until the lease has ended, and nothing is started.
 	Unverified bool
+}
+
+// Ended reports whether the lease is over for sure: its end has come, or its cap is known to be spent.
+func (l Lease) Ended(now time.Time) bool {
+	return l.No > 0 && !l.RunsUnbilled && (l.Exhausted || !now.Before(l.ExpiresAt))
 }
 
 // Covers reports whether the member may run at this time.

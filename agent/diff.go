@@ -113,7 +113,7 @@ func (d *differ) member(id string) {
 	}
 	if inDoubt {
 		// The signed state is unknown: running containers and pulls go on, exits are recorded, and nothing starts.
-		if l := d.leases[id]; l.No > 0 && !l.Unverified && !l.Covers(d.now) {
+		if d.leases[id].Ended(d.now) {
 			d.releaseAll(id, w, "lease_ended")
 		} else {
 			d.recordExits(id)
@@ -231,7 +231,7 @@ func (d *differ) blockedBy(w Workload, wanted bool) string {
 		return "stopped"
 	case w.Refused != 0:
 		return refused
-	case d.leases[w.MemberID].Unverified:
+	case d.leases[w.MemberID].Unverified && !d.leases[w.MemberID].Ended(d.now):
 		return unverified
 	case !d.leases[w.MemberID].Covers(d.now):
 		return "lease_ended"

@@ -235,3 +235,25 @@ func TestLaw03ALeaseThatCannotBeVerifiedEndsNothing(t *testing.T) {
 	require.Empty(t, agent.Diff(agent.Desired{Unverified: true}, leases, ready(), noon))
 	require.Empty(t, agent.Diff(desired(web(2)), leases, withImage(observed(member(), 2)), noon), "and nothing starts")
 }
+
+// A lease says when it ends, also where it cannot be told what of it is used.
+func TestALeaseWhoseUseIsUnknownEndsInTime(t *testing.T) {
+	leases := leaseUntil(noon, false)
+	lease := leases["web"]
+	lease.Unverified = true
+	leases["web"] = lease
+	for what, d := range map[string]agent.Desired{
+		"its document is here":    desired(web(2)),
+		"its document is missing": {Missing: []agent.MissingPart{{MemberID: "web"}}},
+		"no state verifies":       {Unverified: true},
+	} {
+		stops := func(now time.Time) bool {
+			return slices.ContainsFunc(agent.Diff(d, leases, ready(), now), func(a agent.Action) bool {
+				stop, is := a.(agent.StopContainer)
+				return is && stop.Why == "lease_ended"
+			})
+		}
+		require.False(t, stops(noon.Add(-time.Second)), what)
+		require.True(t, stops(noon), what)
+	}
+}
