@@ -28,6 +28,11 @@ func (r *Reconciler) Sample(ctx context.Context) error {
 	return err
 }
 
+// HeldBack reports whether what is due for a service waits for an action that runs, or for the end of a pause.
+func (r *Reconciler) HeldBack(memberID, service string) bool {
+	return r.busyMembers(r.clock.Now())[memberID].With(service)
+}
+
 // ListedOf is a container as the loop passes it on.
 func ListedOf(c runtime.Container) agent.Listed { return listed(c) }
 
