@@ -51,7 +51,10 @@ func TestTheCommandRunsAnAppFromLoginToLedger(t *testing.T) {
 	require.Equal(t, i.ID, harness.AsJSON[client.AppInstance](ci, "instances", "get", "cli").ID)
 	requireEveryFormat(t, ci, i.ID, "instances", "list")
 	require.Contains(t, ci.MustRun("instances", "events", "cli"), "apps.instance.running")
-	require.Contains(t, ci.MustRun("events", "--type", "apps.instance"), "apps.instance.running")
+	w.Eventually("the event has its position", func() error {
+		events := ci.MustRun("events", "--type", "apps.instance")
+		return harness.Pending(nil, strings.Contains(events, "apps.instance.running"))
+	})
 	ci.AwaitLog("\n", "instances", "logs", "cli", "--tail", "5")
 	requireEveryFormat(t, s, w.Agent.Ready.NodeID, "nodes", "list")
 	require.Equal(t, client.NodeStatusOnline, harness.AsJSON[client.Node](s, "nodes", "get", w.Agent.Ready.NodeID).Status)
@@ -72,8 +75,7 @@ func TestTheCommandRunsAnAppFromLoginToLedger(t *testing.T) {
 	requireExitCodes(t, s, ci)
 
 	require.Equal(t, client.AppInstanceStatusDecommissioned, harness.AsJSON[client.AppInstance](ci, "instances",
-		"decommission",
-		"cli", "--wait").Status)
+		"decommission", "cli", "--wait").Status)
 	w.Eventually("the command shows all postings of the instance", func() error {
 		postings := harness.AsJSON[harness.Items[client.Posting]](s, "ledger", "--instance", i.ID).Items
 		return harness.Pending(nil, harness.HasKind(postings, client.PostingKindHoldClosed) && harness.HasKind(postings,
