@@ -8,6 +8,7 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"strconv"
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fs"
@@ -39,7 +40,7 @@ func attach(c *cache, dir string) (_ *device, err error) {
 		DirectMountStrict: true, FsName: deviceFile, Name: "powerloss", MaxWrite: 1 << 20,
 		Logger: log.New(io.Discard, "", 0), // it tells of the connection's end, which is ours
 	}}
-	if d.server, err = fs.Mount(dir, &root{cache: c}, options); err != nil {
+	if d.server, err = serve(dir, &root{cache: c}, options); err != nil {
 		return nil, fmt.Errorf("mount the device's file: %w", err)
 	}
 	if d.loop, err = attachLoop(filepath.Join(dir, deviceFile)); err != nil {
@@ -47,6 +48,31 @@ func attach(c *cache, dir string) (_ *device, err error) {
 		return nil, err
 	}
 	return d, nil
+}
+
+// serve is fs.Mount with a connection that no other program inherits. One that did, and waits for the disk, would keep
+// the kernel waiting for answers after this program was killed.
+func serve(dir string, r fs.InodeEmbedder, options *fs.Options) (*fuse.Server, error) {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	server, err := fs.Mount(dir, r, options)
+	if err != nil {
+		return nil, err
+	}
+	open, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range open {
+		number, err := strconv.Atoi(filepath.Base(path))
+		if err != nil {
+			return nil, err
+		}
+		if target, _ := os.Readlink(path); target == "/dev/fuse" {
+			unix.CloseOnExec(number)
+		}
+	}
+	return server, nil
 }
 
 // detach gives the loop device back. It is free when nothing is mounted from it any more; so is the file system.
