@@ -20,7 +20,7 @@ func newLeash(dir, point string) (leash, error) {
 	const script = `read -r _
 for at in "$1" "$2"/device-*; do while umount -il "$at" 2>/dev/null; do :; done; done
 rm -rf -- "$2"`
-	l := leash{shell: exec.Command("/bin/sh", "-c", script, "sh", point, dir)} //nolint:noctx // it outlives the program
+	l := leash{shell: exec.Command("/bin/sh", "-c", script, "sh", point, dir)}
 	l.shell.Stderr = os.Stderr
 	l.shell.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // what kills the program's group does not kill it
 	var err error

@@ -105,7 +105,7 @@ func awaitEnd(t *testing.T, pidfd int) {
 	const limitMillis = 60_000
 	for {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, limitMillis)
-		if err == unix.EINTR { //nolint:errorlint // a bare number of the kernel
+		if err == unix.EINTR {
 			continue
 		}
 		require.NoError(t, err)

@@ -15,8 +15,8 @@ func Create(path string, data []byte, mode fs.FileMode) error {
 	return write(path, data, mode, asMade, takeName)
 }
 
-// CreateOwned is Create for a file that belongs to the owner of its directory, also where root writes it: a command that
-// an operator runs beside a service must not leave files that the service cannot read.
+// CreateOwned is Create for a file that belongs to the owner of its directory, also where root writes it: a command
+// that an operator runs beside a service must not leave files that the service cannot read.
 func CreateOwned(path string, data []byte, mode fs.FileMode) error {
 	return write(path, data, mode, asDirectory, takeName)
 }

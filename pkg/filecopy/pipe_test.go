@@ -29,7 +29,7 @@ func TestAFileThatHasBecomeAPipeHoldsNoCopy(t *testing.T) {
 	case <-time.After(30 * time.Second):
 		writer, err := os.OpenFile(pipe, os.O_RDWR, 0) // lets it end
 		require.NoError(t, err)
-		<-ended
+		require.Error(t, <-ended)
 		require.NoError(t, writer.Close())
 		t.Fatal("the copy waits for a writer")
 	}

@@ -141,7 +141,7 @@ func TestUninstallOfNothingIsDone(t *testing.T) {
 func TestUninstallRefusesBesideAnAgentThatRuns(t *testing.T) {
 	dirs := directories(t)
 	require.NoError(t, os.MkdirAll(dirs[3], 0o700))
-	l, err := net.Listen("unix", filepath.Join(dirs[3], "agent.sock")) //nolint:noctx // a socket of this test
+	l, err := net.Listen("unix", filepath.Join(dirs[3], "agent.sock"))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, l.Close()) }()
 	_, err = execute(t, append([]string{"uninstall"}, dirs...)...)

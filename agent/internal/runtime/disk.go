@@ -40,8 +40,8 @@ const (
 	bytesPerFile = 4 << 10
 	// maxDepth bounds nested directories: the time to measure them grows with the square of the depth.
 	maxDepth = 1000
-	// maxOpenFiles bounds what all threads of a container hold open or mapped: reading a million takes seconds, in which no
-	// other container is measured.
+	// maxOpenFiles bounds what all threads of a container hold open or mapped: reading a million takes seconds, in which
+	// no other container is measured.
 	maxOpenFiles = 1 << 20
 	// entriesAtOnce of a directory are read at once.
 	entriesAtOnce = 256
@@ -259,7 +259,7 @@ func deviceOf(upper string) uint64 {
 	if err != nil || len(found) == 0 {
 		return 0
 	}
-	return unix.Mkdev(uint32(found[0].Major), uint32(found[0].Minor)) //nolint:gosec // the kernel's numbers have 32 bits
+	return unix.Mkdev(uint32(found[0].Major), uint32(found[0].Minor))
 }
 
 // diskLimit is how many bytes the run's container may write.

@@ -60,8 +60,8 @@ func (u *use) addRemovedOf(ctx context.Context, thread int) error {
 	device := u.device
 	if device == 0 {
 		var root unix.Stat_t
-		if unix.Stat(proc+"/root", &root) != nil {
-			return nil // it has ended
+		if err := unix.Stat(proc+"/root", &root); err != nil {
+			return nil //nolint:nilerr // it has ended
 		}
 		device = root.Dev
 	}

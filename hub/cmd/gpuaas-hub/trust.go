@@ -129,8 +129,8 @@ nothing that runs is stopped.`,
 	return cmd
 }
 
-// finishCatalogKey puts the new catalog key into its place, where a revocation of the key with the id was cut off before
-// it did.
+// finishCatalogKey puts the new catalog key into its place, where a revocation of the key with the id was cut off
+// before it did.
 func finishCatalogKey(dataDir, keyID, catalog string, passphrases []string) (done bool, err error) {
 	bundle, err := trust.Newest(filepath.Join(dataDir, "trust"))
 	if err != nil || !bundle.Revoked(keyID) || !trust.HasCatalogKey(bundle, keyID) {

@@ -99,7 +99,7 @@ func TestAPassphraseThatIsMadeIsShownBeforeItGuardsTheRoot(t *testing.T) {
 	require.NoError(t, trust.CheckRoot(trust.RootKey(present+".new", made[1])))
 }
 
-// Between its two effects, the bundle and the place of the key, the present root is in a file that seems to be left over.
+// Between its two effects, the bundle and the place of the key, the present root is in a file that seems left over.
 func TestARotationThatWasCutOffIsFinished(t *testing.T) {
 	h := newHome(t)
 	present := filepath.Join(h.keys, trust.RootKeyFile)

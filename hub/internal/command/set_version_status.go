@@ -50,7 +50,8 @@ func (m Meta) activateImages(ctx context.Context, tx db.Tx, v catalog.Version) e
 		return err
 	}
 	for _, p := range promoted {
-		if err := m.recordArtifact(ctx, tx, "apps.artifact.activated", iam.CatalogManage, "", &p.Before, p.After); err != nil {
+		err := m.recordArtifact(ctx, tx, "apps.artifact.activated", iam.CatalogManage, "", &p.Before, p.After)
+		if err != nil {
 			return err
 		}
 	}

@@ -49,7 +49,7 @@ func TestTheContentOfWithdrawnArtifactsLeavesTheRegistry(t *testing.T) {
 	const reason = `{"reason":"superseded"}`
 	require.Equal(t, "artifact_in_use", y.must(t, y.boss, "POST", first+"/retire", "early", reason, 409).text("code"))
 	y.must(t, y.admin, "POST", "/admin/apps/catalog/demo/versions/1.0.0/deprecate", "d", "", 200)
-	require.Equal(t, both, y.registryBytes(t), "a deprecated version may still be started again")
+	require.InDelta(t, both, y.registryBytes(t), 0, "a deprecated version may still be started again")
 	for _, verb := range []string{"/retire", "/revoke"} {
 		y.must(t, stranger, "POST", first+verb, "theirs"+verb[1:], reason, 404)
 		y.must(t, y.boss, "POST", first+verb, "none"+verb[1:], `{}`, 400)

@@ -333,8 +333,8 @@ func EachManifest(ctx context.Context, tx db.Tx, each func(envelope []byte)) err
 		WHERE i.status <> 'decommissioned'`)
 }
 
-// EachManifestInUse calls each with the signed manifest envelopes of a version's name that instances run, start with or,
-// during an upgrade, may return to, each once. The bytes are valid during the call.
+// EachManifestInUse calls each with the signed manifest envelopes of a version's name that instances run, start with
+// or, during an upgrade, may return to, each once. The bytes are valid during the call.
 func EachManifestInUse(ctx context.Context, tx db.Tx, version string, each func(envelope []byte)) error {
 	var envelope []byte
 	return db.ForEach(ctx, tx, []any{&envelope}, func() { each(envelope) }, `SELECT DISTINCT r.manifest_envelope

@@ -153,8 +153,8 @@ func Revoke(o RevokeOptions) (protocol.Bundle, error) {
 	return succeeded, nil
 }
 
-// Replaced says whether a command that was cut off has left file, a key that it made, as the present one of the role: it
-// had signed the bundle, and not yet moved the file. A file that is there and cannot be told is an error, because
+// Replaced says whether a command that was cut off has left file, a key that it made, as the present one of the role:
+// it had signed the bundle, and not yet moved the file. A file that is there and cannot be told is an error, because
 // someone would remove it: it may be the only copy of the root.
 func Replaced(dataDir, role, file string, passphrases []string) (bool, error) {
 	if _, err := os.Lstat(file); errors.Is(err, os.ErrNotExist) {
