@@ -126,7 +126,8 @@ type Lease struct {
 
 // Ended reports whether the lease is over for sure: its end has come, or its cap is known to be spent.
 func (l Lease) Ended(now time.Time) bool {
-	return l.No > 0 && !l.RunsUnbilled && (l.Exhausted || !now.Before(l.ExpiresAt))
+	l.Unverified = false
+	return l.No > 0 && !l.Covers(now)
 }
 
 // Covers reports whether the member may run at this time.
