@@ -113,7 +113,7 @@ nothing that runs is stopped.`,
 			}
 			// A new catalog key takes the place of the revoked one, and of no other.
 			if trust.HasCatalogKey(bundle, keyID) {
-				if err := moveCatalogKey(catalog); err != nil {
+				if err := moveKey(catalog, codeCatalogKeyNotMoved, "The key is revoked"); err != nil {
 					return err
 				}
 			}
@@ -139,18 +139,18 @@ func finishCatalogKey(dataDir, keyID, catalog string, passphrases []string) (don
 	if done, err = trust.Replaced(dataDir, protocol.RoleCatalog, catalog+".new", passphrases); err != nil || !done {
 		return false, err
 	}
-	return true, moveCatalogKey(catalog)
+	return true, moveKey(catalog, codeCatalogKeyNotMoved, "The key is revoked")
 }
 
-// moveCatalogKey puts the new catalog key in the place of the revoked one.
-func moveCatalogKey(catalog string) error {
-	err := os.Rename(catalog+".new", catalog)
+// moveKey puts a new offline key, in the file beside it, in the place of the old one. done says what has happened if
+// that fails.
+func moveKey(path string, code fault.Code, done string) error {
+	err := os.Rename(path+".new", path)
 	if err == nil {
-		err = durable.SyncDir(filepath.Dir(catalog))
+		err = durable.SyncDir(filepath.Dir(path))
 	}
 	if err != nil {
-		return fault.New(fault.Internal, codeCatalogKeyNotMoved, "The key is revoked; move "+catalog+".new to "+catalog+
-			" by hand.", err)
+		return fault.New(fault.Internal, code, done+"; move "+path+".new to "+path+" by hand.", err)
 	}
 	return nil
 }

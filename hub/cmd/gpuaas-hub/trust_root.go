@@ -3,14 +3,12 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
-	"github.com/gpuaas/gpuaas/pkg/durable"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -190,7 +188,7 @@ sign, and the third may be the lost one: name it with --retire.`,
 					return err
 				}
 				if done {
-					return finishRotation(cmd.OutOrStdout(), f.dataDir, file, present)
+					return finishRotation(cmd.OutOrStdout(), f.dataDir, present)
 				}
 			}
 			if retire == "" {
@@ -209,7 +207,7 @@ sign, and the third may be the lost one: name it with --retire.`,
 				return err
 			}
 			if target == "" {
-				if err := moveRoot(file, present); err != nil {
+				if err := moveKey(present, codeRootKeyNotMoved, rootRotated); err != nil {
 					return err
 				}
 			}
@@ -225,9 +223,11 @@ sign, and the third may be the lost one: name it with --retire.`,
 	return cmd
 }
 
-// finishRotation does what a rotation that was cut off has not done any more.
-func finishRotation(out io.Writer, dataDir, file, present string) error {
-	if err := moveRoot(file, present); err != nil {
+const rootRotated = "The root is rotated"
+
+// finishRotation does what is left of a rotation that was cut off.
+func finishRotation(out io.Writer, dataDir, present string) error {
+	if err := moveKey(present, codeRootKeyNotMoved, rootRotated); err != nil {
 		return err
 	}
 	keys, err := trust.Open(dataDir)
@@ -235,19 +235,6 @@ func finishRotation(out io.Writer, dataDir, file, present string) error {
 		return err
 	}
 	return showRoot(out, keys.Bundle())
-}
-
-// moveRoot puts the new root key in the place of the old one.
-func moveRoot(file, present string) error {
-	err := os.Rename(file, present)
-	if err == nil {
-		err = durable.SyncDir(filepath.Dir(present))
-	}
-	if err != nil {
-		return fault.New(fault.Internal, codeRootKeyNotMoved, "The root is rotated; move "+file+" to "+present+
-			" by hand.", err)
-	}
-	return nil
 }
 
 // onlyRoot is the id of the root key where there is one.
