@@ -96,8 +96,8 @@ type diskWatch struct {
 	// calledAt is the time of the last call, fullness how much of the file system was in use then.
 	calledAt time.Time
 	fullness int64
-	// filled is by how much the file system has filled between any two calls, in all: what others remove in the meantime
-	// does not hide what a layer has grown.
+	// filled adds up by how much the file system has filled from one call to the next: what others remove between other
+	// calls does not hide what a layer has grown.
 	filled int64
 }
 
