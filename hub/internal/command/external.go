@@ -111,7 +111,7 @@ func checkAccelerators(limit, has int, candidates []capacity.Candidate) error {
 // acceleratorsOf is how many accelerators the members of an instance have, and how many the entitlement allows.
 func acceleratorsOf(ctx context.Context, tx db.Tx, i instance.Instance) (has, limit int, err error) {
 	e, err := catalog.GetEntitlement(ctx, tx, i.ProjectID, i.AppSlug)
-	if err != nil && !fault.Is(err, fault.NotFound) {
+	if err != nil {
 		return 0, 0, err
 	}
 	for _, m := range i.Members {

@@ -14,13 +14,16 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// AddMember gives a running app of an external worker another member, with an allocation of its own; an empty role is
-// the last one of the version.
+// AddMember gives a running app of an external worker another member, with an allocation of its own, where the project
+// could start the app anew; an empty role is the last one of the version.
 func (s *Service) AddMember(ctx context.Context, m Meta, projectID, instanceID, allocationID, role string,
 ) (instance.Instance, error) {
 	return s.onMembers(ctx, m, projectID, instanceID, manifest.TaskMemberAdd, func(tx db.Tx, project iam.Project,
 		i instance.Instance, contract manifest.WorkerContract,
 	) (instance.Change, string, error) {
+		if _, err := s.checkRestartable(ctx, tx, m, i, i.Revision, i.Version); err != nil {
+			return instance.Change{}, "", err
+		}
 		if role == "" && len(contract.Components) > 0 {
 			role = contract.Components[len(contract.Components)-1].Role
 		}

@@ -1,6 +1,7 @@
 package command_test
 
 import (
+	"context"
 	"log/slog"
 	"testing"
 	"time"
@@ -8,7 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/periodic"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
@@ -52,6 +55,32 @@ func TestAMemberComesAndGoesByTasksOfItsOwn(t *testing.T) {
 	released, err := s.ReleaseAllocation(t.Context(), w.Meta("release"), w.Project.ID, a.ID)
 	require.NoError(t, err)
 	require.Equal(t, capacity.Released, released.Status)
+}
+
+// What a project may no longer start does not grow either: an admin has taken the app from it, or its version is known
+// to be bad.
+func TestAnAppThatTheProjectMayNotStartGetsNoMember(t *testing.T) {
+	w := newWorld(t)
+	i := w.runningCluster(1)
+	a := w.Allocation()
+	entitle := func(enabled bool, versions ...string) {
+		w.Tx(func(ctx context.Context, tx db.Tx) error {
+			_, _, err := catalog.PutEntitlement(ctx, tx, catalog.Entitlement{
+				ProjectID: w.Project.ID, OrgID: w.Project.OrgID, AppSlug: i.AppSlug, Enabled: enabled, UpdatedBy: db.NewID(),
+				Policy: catalog.Policy{AllowedVersions: versions},
+			}, w.Now)
+			return err
+		})
+	}
+	entitle(false)
+	_, err := w.addMember(i, a.ID, "withdrawn")
+	require.Equal(t, catalog.CodeNotEntitled, fault.As(err).Code, "%v", err)
+	entitle(true, "9.9.9")
+	_, err = w.addMember(i, a.ID, "another version")
+	require.Equal(t, catalog.CodePolicyRefused, fault.As(err).Code, "%v", err)
+	entitle(true)
+	_, err = w.addMember(i, a.ID, "entitled")
+	require.NoError(t, err)
 }
 
 func TestSomeFailedMembersDegradeAnInstanceUntilTheyRecover(t *testing.T) {
