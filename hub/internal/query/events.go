@@ -157,11 +157,15 @@ func (r *EventReader) MaySee(e *event.Event) bool {
 	return may
 }
 
-// permissionOf is what a caller needs to see an event. People of no org are for platform admins alone: what belongs to
-// the platform is in every org, and the permission to read an org's users would reach them.
+// permissionOf is what a caller needs to see an event. People of no org, and drafts and slugs of the platform, are for
+// platform admins alone: what belongs to the platform is in every org, and the permission to read an org's users, or
+// the catalogue, would reach them.
 func permissionOf(e *event.Event) iam.Permission {
-	if e.OrgID == "" && strings.HasPrefix(e.Type, "iam.") {
+	switch {
+	case e.OrgID == "" && strings.HasPrefix(e.Type, "iam."):
 		return iam.UserWrite
+	case e.OrgID == "" && (e.Type == "apps.version.registered" || strings.HasPrefix(e.Type, "apps.slug.")):
+		return iam.CatalogManage
 	}
 	return permissionOfEvent(e.Type)
 }

@@ -54,6 +54,25 @@ func TestLaw10EventsOfUsersOfNoOrgAreForPlatformAdminsAlone(t *testing.T) {
 	}
 }
 
+// Law 10: a draft of an app of the platform is listed for platform admins alone, and its event tells no tenant of it.
+func TestLaw10EventsOfDraftsOfThePlatformAreForPlatformAdminsAlone(t *testing.T) {
+	admin := iam.Principal{
+		Type: principal.User, ID: db.NewID(), OrgID: db.NewID(), Bindings: []iam.Binding{{Role: iam.OrgAdmin}},
+	}
+	r := &EventReader{}
+	sees := func(p iam.Principal, of, orgID string) bool {
+		r.Replace(p)
+		return r.MaySee(&event.Event{Type: of, OrgID: orgID})
+	}
+	for _, of := range []string{"apps.version.registered", "apps.slug.released", "apps.slug.transferred"} {
+		require.Contains(t, event.Types(), of)
+		require.False(t, sees(admin, of, ""), of)
+		require.True(t, sees(iam.Principal{Type: principal.User, ID: db.NewID(), PlatformAdmin: true}, of, ""), of)
+		require.True(t, sees(admin, of, admin.OrgID), "its own org's: %s", of)
+	}
+	require.True(t, sees(admin, "apps.version.published", ""), "what the platform offers")
+}
+
 // What belongs to no org is no org's: its webhooks leave it out, also those of an owner who may see it.
 func TestAReaderOfAnOrgReadsItsEventsAlone(t *testing.T) {
 	org := db.NewID()
