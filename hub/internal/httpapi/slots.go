@@ -12,6 +12,7 @@ import (
 // How many requests may be under way at once. A body, an answer and a stream cost memory for as long as they last.
 const (
 	maxVisitorRequests   = 32
+	maxPrefixRequests    = 128
 	maxAnonymousRequests = 512
 	maxCallerRequests    = 100
 	maxOrgRequests       = 1000
@@ -72,8 +73,12 @@ func (s *slots) release(held []slot) {
 }
 
 func slotsOfVisitor(ip string) []slot {
-	address, _ := prefixes(ip)
-	return []slot{{"address_at_once", address, maxVisitorRequests}, {"anonymous_at_once", "", maxAnonymousRequests}}
+	address, prefix := prefixes(ip)
+	return []slot{
+		{"address_at_once", address, maxVisitorRequests},
+		{"prefix_at_once", prefix, maxPrefixRequests},
+		{"anonymous_at_once", "", maxAnonymousRequests},
+	}
 }
 
 func slotsOfNode(name string) []slot { return []slot{{"node_at_once", name, maxNodeRequests}} }
