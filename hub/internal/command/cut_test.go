@@ -161,12 +161,12 @@ func doneOnce(t *testing.T, w *world, s atomicStep, p *wire.Proxy, lost, done []
 	}
 }
 
-// repeated are the changes that have no idempotency key: a PUT or PATCH sets the same with another event, and so does a
-// node that enrolls with the same key; a login, its start, a token or a password is another one; a stream, a
-// failure and a second use of a wrapping token are recorded each time.
+// repeated are the changes that have no idempotency key: a PUT or PATCH sets the same with another event; a login,
+// its start, a token or a password is another one; a stream, a failure and a second use of a wrapping token are
+// recorded each time.
 func repeated() []string {
 	return []string{
-		"audit failure", "audit stream", "change instance", "enroll node", "forget environment", "login", "mint token",
+		"audit failure", "audit stream", "change instance", "forget environment", "login", "mint token",
 		"put entitlement", "put package index", "put quota", "put SSH keys", "recover admin", "set admin password",
 		"start browser login", "start device login", "unwrap",
 	}

@@ -41,12 +41,12 @@ func (s *Service) EnrollNode(ctx context.Context, m Meta, in EnrollNodeInput) (N
 		CertificateExpiresAt: m.Now.Add(s.CertificateTTL),
 	}
 	node, err := run(ctx, s, access.Anyone, func(tx db.Tx, _ access.Nothing) (fleet.Node, error) {
-		node, enrolled, err := fleet.Enroll(ctx, tx, enrollment, m.Now)
-		if err != nil {
-			return fleet.Node{}, err
+		node, did, err := fleet.Enroll(ctx, tx, enrollment, m.Now)
+		if err != nil || did == fleet.None {
+			return node, err
 		}
 		eventType, action := "fleet.node.enrolled", "fleet.node.enroll"
-		if !enrolled {
+		if did == fleet.Renewed {
 			eventType, action = eventRenewed, actionRenew
 		}
 		return node, change.RecordNode(ctx, tx, m.by(), eventType, action, "", node, "")

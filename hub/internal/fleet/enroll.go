@@ -88,54 +88,68 @@ type Enrollment struct {
 	CertificateExpiresAt time.Time
 }
 
-// Enroll uses a join token. The same token with the same key returns the same node again, with enrolled false, so that
-// a lost answer costs nothing.
-func Enroll(ctx context.Context, tx db.Tx, in Enrollment, now time.Time) (n Node, enrolled bool, err error) {
+// Admission is what a join token has done.
+type Admission int
+
+// The admissions. None is of a node that got a certificate a moment ago: it may have another, and nothing changes.
+const (
+	None Admission = iota
+	Enrolled
+	Renewed
+)
+
+// Enroll uses a join token. The same token with the same key returns the same node again, so that a lost answer costs
+// nothing.
+func Enroll(ctx context.Context, tx db.Tx, in Enrollment, now time.Time) (n Node, did Admission, err error) {
 	t, err := db.SelectOne(ctx, tx, scanToken,
 		`SELECT `+tokenColumns+` FROM join_tokens WHERE secret_sha256 = $1 FOR UPDATE`, secretDigest(in.Secret))
 	if db.IsNoRows(err) || err == nil && !now.Before(t.ExpiresAt) {
-		return Node{}, false, tokenFault()
+		return Node{}, None, tokenFault()
 	}
 	if err != nil {
-		return Node{}, false, err
+		return Node{}, None, err
 	}
 	if t.NodeID != "" {
-		n, err := reenroll(ctx, tx, t.NodeID, in, now)
-		return n, false, err
+		return reenroll(ctx, tx, t.NodeID, in, now)
 	}
 	known, err := db.Value[bool](ctx, tx, `SELECT EXISTS (SELECT 1 FROM nodes WHERE public_key = $1)`,
 		[]byte(in.PublicKey))
 	if err != nil {
-		return Node{}, false, err
+		return Node{}, None, err
 	}
 	if known {
-		return Node{}, false, fault.New(fault.Conflict, codeNodeKeyInUse, "A node with this key is enrolled already: "+
+		return Node{}, None, fault.New(fault.Conflict, codeNodeKeyInUse, "A node with this key is enrolled already: "+
 			"renew its certificate, or make a new key.", nil).WithField("/csr_pem", "its key is another node's").Permanent()
 	}
 	if err := insertNode(ctx, tx, Node{
 		ID: in.NodeID, SiteID: t.SiteID, Hostname: in.Hostname, PublicKey: in.PublicKey,
 		CertificateExpiresAt: in.CertificateExpiresAt,
 	}, now); err != nil {
-		return Node{}, false, err
+		return Node{}, None, err
 	}
 	if _, err := tx.Exec(ctx, `UPDATE join_tokens SET used_at = $2, node_id = $3 WHERE id = $1`, t.ID, now,
 		in.NodeID); err != nil {
-		return Node{}, false, err
+		return Node{}, None, err
 	}
 	n, err = Get(ctx, tx, in.NodeID)
-	return n, true, err
+	return n, Enrolled, err
 }
 
-func reenroll(ctx context.Context, tx db.Tx, nodeID string, in Enrollment, now time.Time) (Node, error) {
+func reenroll(ctx context.Context, tx db.Tx, nodeID string, in Enrollment, now time.Time) (Node, Admission, error) {
 	n, err := Get(ctx, tx, nodeID)
 	if err != nil {
-		return Node{}, err
+		return Node{}, None, err
 	}
 	if !bytes.Equal(n.PublicKey, in.PublicKey) {
-		return Node{}, tokenFault()
+		return Node{}, None, tokenFault()
 	}
 	if err := n.admissionError(); err != nil {
-		return Node{}, err
+		return Node{}, None, err
 	}
-	return CertificateIssued(ctx, tx, nodeID, in.CertificateExpiresAt, now)
+	// A token counts for days: each use would leave an event and an audit row.
+	if fault.Is(n.CheckRenewalPace(in.CertificateExpiresAt.Sub(now), now), fault.RateLimited) {
+		return n, None, nil
+	}
+	n, err = CertificateIssued(ctx, tx, nodeID, in.CertificateExpiresAt, now)
+	return n, Renewed, err
 }

@@ -57,11 +57,11 @@ func enroll(t *testing.T, d *db.DB, secret string, pub ed25519.PublicKey, at tim
 		new bool
 	}
 	r, err := do(t, d, func(ctx context.Context, tx db.Tx) (result, error) {
-		n, fresh, err := fleet.Enroll(ctx, tx, fleet.Enrollment{
+		n, did, err := fleet.Enroll(ctx, tx, fleet.Enrollment{
 			NodeID: db.NewID(), Secret: secret, Hostname: "gpu-1",
 			PublicKey: pub, CertificateExpiresAt: at.Add(time.Hour),
 		}, at)
-		return result{n, fresh}, err
+		return result{n, did == fleet.Enrolled}, err
 	})
 	return r.n, r.new, err
 }
