@@ -155,25 +155,29 @@ func putSSHKeys(ctx context.Context, tx db.Tx, s SSHKeySet) error {
 		s.AllocationID, s.ManagedBy, s.OrgSlug, string(keys), s.ResourceVersion, s.UpdatedAt)
 }
 
-// checkAccounts refuses accounts of the node that another project has keys of, and more keys than a state may have.
+// checkAccounts refuses accounts of the node that another project has keys of, more keys than a state may have, and
+// more than half of them for one org.
 func checkAccounts(ctx context.Context, tx db.Tx, a Allocation, in SSHKeySet) error {
 	held, err := DesiredSSHKeys(ctx, tx, a.NodeID)
 	if err != nil {
 		return err
 	}
-	others := 0
+	others, ofOrg := 0, len(in.Keys)
 	for _, k := range held {
 		if k.GetAllocationId() == a.ID && k.GetManagedBy() == in.ManagedBy {
 			continue
 		}
 		others++
+		if k.GetOrgSlug() == in.OrgSlug {
+			ofOrg++
+		}
 		taken := func(mine SSHKey) bool { return mine.User == k.GetUser() }
 		if i := slices.IndexFunc(in.Keys, taken); i >= 0 && k.GetProjectId() != a.ProjectID {
 			return fault.New(fault.Conflict, codeSSHAccountTaken, "Another project has SSH keys of this account on the node.",
 				nil).WithField(fmt.Sprintf("/keys/%d/user", i), "is taken").Permanent()
 		}
 	}
-	if others+len(in.Keys) > protocol.MaxSSHKeys {
+	if others+len(in.Keys) > protocol.MaxSSHKeys || ofOrg > protocol.MaxSSHKeys/2 {
 		return fault.New(fault.Conflict, CodeInsufficient, "The node has no room for more SSH keys.", nil)
 	}
 	return nil

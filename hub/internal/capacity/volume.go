@@ -114,6 +114,7 @@ func VolumeNode(ctx context.Context, tx db.Tx, n NewVolume) (nodeID string, err 
 }
 
 // CreateVolume stores a volume of the node, in status pending; roomBytes is what volumes may take of the node's disk.
+// No org takes more than half of the volumes that a node may keep.
 func CreateVolume(ctx context.Context, tx db.Tx, v Volume, roomBytes int64) error {
 	if err := checkRoom(ctx, tx, v.NodeID, v.SizeBytes, roomBytes); err != nil {
 		return err
@@ -122,9 +123,14 @@ func CreateVolume(ctx context.Context, tx db.Tx, v Volume, roomBytes int64) erro
 	if err != nil {
 		return err
 	}
-	if count >= protocol.MaxVolumes {
-		return fault.New(fault.Conflict, CodeInsufficient, fmt.Sprintf("The node keeps %d volumes already.",
-			protocol.MaxVolumes), nil)
+	ofOrg, err := db.Value[int](ctx, tx, `SELECT count(*) FROM volumes WHERE node_id = $1 AND org_id = $2
+		AND deleted_at IS NULL`, v.NodeID, v.OrgID)
+	if err != nil {
+		return err
+	}
+	if count >= protocol.MaxVolumes || ofOrg >= protocol.MaxVolumes/2 {
+		return fault.New(fault.Conflict, CodeInsufficient, fmt.Sprintf("The node keeps %d volumes already, %d of this org.",
+			count, ofOrg), nil)
 	}
 	return insertVolume(ctx, tx, v)
 }

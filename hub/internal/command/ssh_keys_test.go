@@ -124,14 +124,24 @@ func TestLaw10SSHKeysEndWhenTheReleaseBegins(t *testing.T) {
 }
 
 // Law 13: a node refuses a state with more keys than one may have, and with it the workloads of all tenants. The keys
-// of all sets of all allocations count.
+// of all sets of all allocations count, and one org never takes them all.
 func TestLaw13TheSSHKeysOfANodeFitInItsState(t *testing.T) {
 	w, a := newSSHWorld(t)
-	one := sshKeyOf(t, "app")
-	full := make([]capacity.SSHKey, protocol.MaxSSHKeys)
-	for n := range full {
-		full[n] = capacity.SSHKey{User: fmt.Sprint("user", n), PublicKey: one.PublicKey}
+	b, one := w.Allocation(), sshKeyOf(t, "app")
+	accounts := func(of string) (keys []capacity.SSHKey) {
+		for n := range protocol.MaxSSHKeys / 2 {
+			keys = append(keys, capacity.SSHKey{User: fmt.Sprint(of, n), PublicKey: one.PublicKey})
+		}
+		return keys
 	}
+	put := func(of, managedBy string, keys ...capacity.SSHKey) error {
+		return db.WriteTx(t.Context(), w.DB, func(tx db.Tx) error {
+			set := capacity.SSHKeySet{OrgSlug: of, ManagedBy: managedBy, Keys: keys}
+			_, _, err := capacity.PutSSHKeys(t.Context(), tx, b, set, w.Now)
+			return err
+		})
+	}
+	full := accounts("user")
 	for range 2 { // what a set replaces does not count
 		require.NoError(t, second(w.putSSHKeys(a, capacity.SSHKeysOfOperator, full...)))
 	}
@@ -139,6 +149,8 @@ func TestLaw13TheSSHKeysOfANodeFitInItsState(t *testing.T) {
 	_, err := w.putSSHKeys(a, capacity.SSHKeysOfApp, one)
 	require.Equal(t, capacity.CodeInsufficient, fault.As(err).Code)
 	require.Equal(t, before, w.Contents())
+	require.NoError(t, put("other", capacity.SSHKeysOfOperator, accounts("other")...))
+	requireCode(t, capacity.CodeInsufficient, put("third", capacity.SSHKeysOfApp, one))
 	require.NoError(t, second(w.putSSHKeys(a, capacity.SSHKeysOfOperator, full[1:]...)))
 	require.NoError(t, second(w.putSSHKeys(a, capacity.SSHKeysOfApp, one)))
 	require.Len(t, w.desiredSSHKeys(), protocol.MaxSSHKeys)

@@ -291,24 +291,32 @@ func TestVolumesCountInQuotaAndDisk(t *testing.T) {
 	requireCode(t, "volumes_unsupported", ask("c", 16))
 }
 
-// A node's state has room for so many volumes of projects and no more.
-func TestANodeKeepsABoundedNumberOfVolumes(t *testing.T) {
+// Law 13: a node's state has room for so many volumes of projects and no more, and one org never takes them all.
+func TestLaw13ANodeKeepsABoundedNumberOfVolumes(t *testing.T) {
 	w := newVolumeWorld(t)
 	v := w.volume("data")
-	w.Exec(`INSERT INTO volumes (id, org_id, project_id, node_id, name, size_bytes, status, requested_by_type,
-			requested_by_id, correlation_id, resource_version, created_at, updated_at)
-		SELECT gen_random_uuid(), org_id, project_id, node_id, 'v' || n, size_bytes, status, requested_by_type,
-			requested_by_id, correlation_id, resource_version, created_at, updated_at
-		FROM volumes, generate_series(3, $2::INT8) AS n WHERE id = $1`, v.ID, protocol.MaxVolumes)
-	add := func(name string) error {
+	add := func(p iam.Project, name string) error {
 		another := v
-		another.ID, another.Name = db.NewID(), name
+		another.ID, another.OrgID, another.ProjectID, another.Name = db.NewID(), p.OrgID, p.ID, name
 		return db.WriteTx(t.Context(), w.DB, func(tx db.Tx) error {
 			return capacity.CreateVolume(t.Context(), tx, another, 1<<50)
 		})
 	}
-	require.NoError(t, add("last"))
-	requireCode(t, capacity.CodeInsufficient, add("more"))
+	other, _ := w.NewTenant("other")
+	third, _ := w.NewTenant("third")
+	for _, p := range []iam.Project{w.Project, other} {
+		w.Exec(`INSERT INTO volumes (id, org_id, project_id, node_id, name, size_bytes, status, requested_by_type,
+				requested_by_id, correlation_id, resource_version, created_at, updated_at)
+			SELECT gen_random_uuid(), $3, $4, node_id, 'v' || n, size_bytes, status, requested_by_type,
+				requested_by_id, correlation_id, resource_version, created_at, updated_at
+			FROM volumes, generate_series(3, $2::INT8) AS n WHERE id = $1`, v.ID, protocol.MaxVolumes/2, p.OrgID, p.ID)
+	}
+	require.NoError(t, add(w.Project, "last"))
+	requireCode(t, capacity.CodeInsufficient, add(w.Project, "more"))
+	for _, name := range []string{"a", "b"} {
+		require.NoError(t, add(other, name))
+	}
+	requireCode(t, capacity.CodeInsufficient, add(third, "more"))
 }
 
 // A volume grows, also in use, and never shrinks; what it is to take counts from the request on.
