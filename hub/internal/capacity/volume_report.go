@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -43,12 +44,10 @@ func DesiredVolumes(ctx context.Context, tx db.Tx, nodeID string) ([]*protocol.P
 }
 
 // ApplyVolumes stores where the volumes of a node are, as it reports them. What it does not name stays as it is.
-func ApplyVolumes(ctx context.Context, tx db.Tx, nodeID string, reported []*protocol.VolumeStatus,
+// restoredAt is when the hub was last restored from a backup; zero for one that never was.
+func ApplyVolumes(ctx context.Context, tx db.Tx, nodeID string, reported []*protocol.VolumeStatus, restoredAt,
 	now time.Time,
 ) (changes []VolumeChange, err error) {
-	if len(reported) == 0 {
-		return nil, nil
-	}
 	volumes, snapshots, err := volumesOf(ctx, tx, nodeID)
 	if err != nil {
 		return nil, err
@@ -85,6 +84,9 @@ func ApplyVolumes(ctx context.Context, tx db.Tx, nodeID string, reported []*prot
 			}
 			changes = append(changes, VolumeChange{Volume: after, Before: s.Status, Snapshot: &next})
 		}
+		if !after.mayHaveLost(restoredAt) {
+			continue
+		}
 		lost, err := adoptSnapshots(ctx, tx, after, status[before.ID], known, now)
 		if err != nil {
 			return nil, err
@@ -94,6 +96,12 @@ func ApplyVolumes(ctx context.Context, tx db.Tx, nodeID string, reported []*prot
 		}
 	}
 	return changes, nil
+}
+
+// mayHaveLost reports whether the rows can lack snapshots of the volume: those of a hub that was not restored since the
+// volume was made lack none, and a node that reports others has invented them.
+func (v Volume) mayHaveLost(restoredAt time.Time) bool {
+	return restoredAt.After(v.CreatedAt) || v.RequestedBy.Type == principal.Recovery
 }
 
 // knownSnapshots are those of the reported snapshots that the rows know, deleted ones too.

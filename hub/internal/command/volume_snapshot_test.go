@@ -13,11 +13,19 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
+// restored makes the hub one that was restored from a backup a moment ago.
+func (w *world) restored() {
+	w.T.Helper()
+	w.Exec(`INSERT INTO restores (id, backup_id, taken_at, epoch, restored_at) VALUES ($1, $2, $3, 2, $3)`, db.NewID(),
+		db.NewID(), w.Now.Add(time.Second))
+}
+
 // Law 16: a snapshot that was taken after the backup is listed again once the node has reported it, and can be
 // restored.
 func TestLaw16ASnapshotThatTheRowsHaveLostIsListedAgain(t *testing.T) {
 	w := newVolumeWorld(t)
 	v := w.volume("data")
+	w.restored()
 	lost := db.NewID()
 	kept := func(id string) *protocol.VolumeStatus {
 		return &protocol.VolumeStatus{
@@ -50,10 +58,27 @@ func TestLaw16ASnapshotThatTheRowsHaveLostIsListedAgain(t *testing.T) {
 	require.Equal(t, 1, w.Count(`SELECT count(*) FROM volume_snapshots`), "a deleted one does not come back")
 }
 
+// Law 10: the rows of a hub that was not restored since the volume was made have lost no snapshot of it: what a node
+// reports beside them it has invented, and no tenant pays for that.
+func TestLaw10NobodyPaysForSnapshotsThatANodeInvents(t *testing.T) {
+	w := newVolumeWorld(t)
+	w.Exec(`INSERT INTO restores (id, backup_id, taken_at, epoch, restored_at) VALUES ($1, $1, $2, 2, $2)`, db.NewID(),
+		w.Now.Add(-time.Hour))
+	v := w.volume("data")
+	w.reportVolume(&protocol.VolumeStatus{
+		Id: v.ID, Status: protocol.VolumeStatus_READY, Snapshots: []*protocol.SnapshotStatus{
+			{Id: db.NewID(), Status: protocol.VolumeStatus_READY, SizeBytes: 64 << 20},
+		},
+	})
+	require.Zero(t, w.Count(`SELECT count(*) FROM volume_snapshots`))
+	require.Equal(t, 64<<20, w.Count(`SELECT volume_bytes FROM subjects WHERE id = $1`, v.ID))
+}
+
 // Law 10: a node that invents snapshots makes its tenant pay for no more than a volume may have.
 func TestLaw10SnapshotsThatANodeInventsAreBounded(t *testing.T) {
 	w := newVolumeWorld(t)
 	v := w.volume("data")
+	w.restored()
 	for range 2 {
 		invented := &protocol.VolumeStatus{Id: v.ID, Status: protocol.VolumeStatus_READY}
 		for range protocol.MaxSnapshots - 1 {

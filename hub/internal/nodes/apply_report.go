@@ -90,7 +90,14 @@ func applyReportMembers(ctx context.Context, tx db.Tx, r Report, memberIDs []str
 
 // applyVolumes stores where the node's volumes are. Each change goes on under the id of what was asked of it.
 func applyVolumes(ctx context.Context, tx db.Tx, r Report, now time.Time) error {
-	changes, err := capacity.ApplyVolumes(ctx, tx, r.NodeID, r.Volumes, now)
+	if len(r.Volumes) == 0 {
+		return nil
+	}
+	restored, err := restoredAt(ctx, tx)
+	if err != nil {
+		return err
+	}
+	changes, err := capacity.ApplyVolumes(ctx, tx, r.NodeID, r.Volumes, restored, now)
 	if err != nil {
 		return err
 	}

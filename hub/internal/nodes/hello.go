@@ -192,3 +192,9 @@ func adoptUnknown(ctx context.Context, tx db.Tx, peer nodelink.Peer, now time.Ti
 	}
 	return fleet.Get(ctx, tx, peer.NodeID)
 }
+
+// restoredAt is when the hub was last restored from a backup; zero for one that never was.
+func restoredAt(ctx context.Context, tx db.Tx) (time.Time, error) {
+	last, _, err := recovery.Last(ctx, tx)
+	return last.At, err
+}
