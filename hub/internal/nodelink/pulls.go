@@ -2,36 +2,24 @@ package nodelink
 
 import (
 	"context"
-	"time"
-
-	"golang.org/x/time/rate"
 
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-const (
-	// maxPulls bounds the pulls that are kept of one node.
-	maxPulls = 64
-	// pullPhaseBurst and pullPhaseEvery bound the phases of pulls that one session hands on; more are only shown.
-	pullPhaseBurst = 3 * maxPulls
-	pullPhaseEvery = 10 * time.Second
-)
+// maxPulls bounds the pulls that are kept of one node.
+const maxPulls = 64
 
 // pulls are the pulls under way on a node. The mutex of the connection guards them.
 type pulls struct {
 	byMember map[string]*protocol.ImagePull
-	phases   *rate.Limiter
 }
 
 // replace stores what the node says now, and returns the pulls that have entered a phase since.
 func (p *pulls) replace(m *protocol.PullProgress) (entered []*protocol.ImagePull) {
-	if p.phases == nil {
-		p.phases = rate.NewLimiter(rate.Every(pullPhaseEvery), pullPhaseBurst)
-	}
 	now := map[string]*protocol.ImagePull{}
 	for _, one := range m.GetPulls()[:min(len(m.GetPulls()), maxPulls)] {
 		before := p.byMember[one.GetMemberId()]
-		if (before == nil || before.GetPhase() != one.GetPhase()) && p.phases.Allow() {
+		if before == nil || before.GetPhase() != one.GetPhase() {
 			entered = append(entered, one)
 		}
 		now[one.GetMemberId()] = one

@@ -30,12 +30,12 @@ func (r Report) origin() origin { return origin{r.NodeID, r.Address} }
 // ApplyReport applies a node's report in the caller's transaction: inventory, members, the steps of their instances,
 // and for members proved gone their capacity and bills. No member of the node is set aside any more.
 func ApplyReport(ctx context.Context, tx db.Tx, r Report, now time.Time) error {
-	_, err := applyWhole(ctx, tx, r, now)
+	_, err := applyWhole(ctx, tx, &budgets{}, r, now)
 	return err
 }
 
-func applyWhole(ctx context.Context, tx db.Tx, r Report, now time.Time) ([]instance.Change, error) {
-	if err := r.applyInventory(ctx, tx, now); err != nil {
+func applyWhole(ctx context.Context, tx db.Tx, b *budgets, r Report, now time.Time) ([]instance.Change, error) {
+	if err := r.applyInventory(ctx, tx, b, now); err != nil {
 		return nil, err
 	}
 	if err := applyVolumes(ctx, tx, r, now); err != nil {
@@ -55,17 +55,17 @@ func applyWhole(ctx context.Context, tx db.Tx, r Report, now time.Time) ([]insta
 }
 
 // applyInventory applies what the report says that the node has.
-func (r Report) applyInventory(ctx context.Context, tx db.Tx, now time.Time) error {
+func (r Report) applyInventory(ctx context.Context, tx db.Tx, b *budgets, now time.Time) error {
 	inventories := map[origin][]*protocol.Accelerator{r.origin(): r.Accelerators}
-	if err := applyInventories(ctx, tx, inventories, now); err != nil {
+	if err := applyInventories(ctx, tx, b, inventories, now); err != nil {
 		return err
 	}
 	return capacity.ApplyEnvironments(ctx, tx, map[string][]*protocol.InstalledEnvironment{r.NodeID: r.Environments})
 }
 
 // beginReport applies what a report says of the node itself. It returns the members, for applyReportMembers.
-func beginReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (memberIDs []string, err error) {
-	if err := r.applyInventory(ctx, tx, now); err != nil {
+func beginReport(ctx context.Context, tx db.Tx, b *budgets, r Report, now time.Time) (memberIDs []string, err error) {
+	if err := r.applyInventory(ctx, tx, b, now); err != nil {
 		return nil, err
 	}
 	if err := applyVolumes(ctx, tx, r, now); err != nil {

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// How much one node may make the hub write; what exceeds it is not recorded, and does not affect other nodes. Reports
-// have no budget: their events are steps of operations that tenants requested.
+// How much one node may make the hub write; what exceeds it is not recorded, and does not affect other nodes. The rest
+// of a report has no budget: its events are steps of operations that tenants requested.
 const (
 	// refusalsBurst and refusalsAnHour bound the recorded refusals of documents, each with an event and an audit row.
 	refusalsBurst, refusalsAnHour = 60, 60
@@ -16,13 +16,18 @@ const (
 	bumpsBurst, bumpsAnHour = 30, 60
 	// incarnationsBurst and incarnationsAnHour bound the incarnations of a node: a hello with a further one is refused.
 	incarnationsBurst, incarnationsAnHour = 60, 60
+	// healthBurst and healthAnHour bound the changes of the health of accelerators that have events; the inventory has all
+	// of them.
+	healthBurst, healthAnHour = 128, 240
+	// phasesBurst and phasesAnHour bound the events of phases that pulls of images have entered; all of them are shown.
+	phasesBurst, phasesAnHour = 192, 360
 	// budgetsKept is how long the budget of a silent node is kept; it is full by then.
 	budgetsKept = 2 * time.Hour
 )
 
 // budget is what one node has left. It is kept in memory: a restart of the hub refills it.
 type budget struct {
-	refusals, generationBumps, incarnations *rate.Limiter
+	refusals, generationBumps, incarnations, health, phases *rate.Limiter
 	// incarnation is the one of the newest hello.
 	incarnation string
 	usedAt      time.Time
@@ -57,6 +62,8 @@ func (b *budgets) of(nodeID string, now time.Time) *budget {
 			generationBumps: rate.NewLimiter(perHour(bumpsAnHour),
 				bumpsBurst),
 			incarnations: rate.NewLimiter(perHour(incarnationsAnHour), incarnationsBurst),
+			health:       rate.NewLimiter(perHour(healthAnHour), healthBurst),
+			phases:       rate.NewLimiter(perHour(phasesAnHour), phasesBurst),
 		}
 		b.byNode[nodeID] = n
 	}
@@ -74,6 +81,18 @@ func (b *budgets) mayBumpGeneration(nodeID string, now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.of(nodeID, now).generationBumps.AllowN(now, 1)
+}
+
+func (b *budgets) mayRecordHealth(nodeID string, now time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.of(nodeID, now).health.AllowN(now, 1)
+}
+
+func (b *budgets) mayRecordPhase(nodeID string, now time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.of(nodeID, now).phases.AllowN(now, 1)
 }
 
 // mayUseIncarnation reports whether the node may say hello with this incarnation.

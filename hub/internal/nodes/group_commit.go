@@ -117,7 +117,7 @@ func (svc *Service) tryCommitGroup(ctx context.Context, group []*request) error 
 			failpoint.Hit("hub/hello/written")
 		}
 		if len(reports) > 0 {
-			if o.applied, err = applyUnchangedReports(ctx, tx, reports, now); err != nil {
+			if o.applied, err = applyUnchangedReports(ctx, tx, &svc.budgets, reports, now); err != nil {
 				return o, err
 			}
 		}
@@ -137,7 +137,8 @@ func (svc *Service) tryCommitGroup(ctx context.Context, group []*request) error 
 }
 
 // applyUnchangedReports applies the reports that change only the time of the node's last contact, and returns which.
-func applyUnchangedReports(ctx context.Context, tx db.Tx, requests []*request, now time.Time) ([]bool, error) {
+func applyUnchangedReports(ctx context.Context, tx db.Tx, b *budgets, requests []*request, now time.Time,
+) ([]bool, error) {
 	ids := nodesOf(requests)
 	hosting, err := instance.MemberCounts(ctx, tx, ids)
 	if err != nil {
@@ -170,7 +171,7 @@ func applyUnchangedReports(ctx context.Context, tx db.Tx, requests []*request, n
 	if err := capacity.ApplyEnvironments(ctx, tx, environments); err != nil {
 		return nil, err
 	}
-	return applied, applyInventories(ctx, tx, inventories, now)
+	return applied, applyInventories(ctx, tx, b, inventories, now)
 }
 
 func nodesOf(requests []*request) []string {

@@ -12,12 +12,11 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// maxHealthEvents bounds the changes of one transaction that have events; the inventory has all of them.
-const maxHealthEvents = 64
-
 // applyInventories stores the accelerators that nodes report. A change of the health of one is an event of the node,
-// for its operators, and one of each app instance that has it, for the tenants.
-func applyInventories(ctx context.Context, tx db.Tx, reported map[origin][]*protocol.Accelerator, now time.Time) error {
+// for its operators, and one of each app instance that has it, for the tenants; within the budget of the node.
+func applyInventories(ctx context.Context, tx db.Tx, b *budgets, reported map[origin][]*protocol.Accelerator,
+	now time.Time,
+) error {
 	from, byID := map[string]origin{}, map[string][]*protocol.Accelerator{}
 	for o, inventory := range reported {
 		from[o.nodeID], byID[o.nodeID] = o, inventory
@@ -26,7 +25,10 @@ func applyInventories(ctx context.Context, tx db.Tx, reported map[origin][]*prot
 	if err != nil {
 		return err
 	}
-	for _, c := range changes[:min(len(changes), maxHealthEvents)] {
+	for _, c := range changes {
+		if !b.mayRecordHealth(c.NodeID, now) {
+			continue
+		}
 		data := map[string]any{"accelerator_id": c.AcceleratorID, "health": c.Health}
 		if c.Cause != "" {
 			data["cause"] = c.Cause

@@ -113,7 +113,7 @@ func (svc *Service) openSessions(ctx context.Context, tx db.Tx, requests []*requ
 			accepted = append(accepted, n)
 		}
 	}
-	return out, applyHellos(ctx, tx, requests, accepted, out, now)
+	return out, svc.applyHellos(ctx, tx, requests, accepted, out, now)
 }
 
 // authorizeNode checks that the certificate holds the node's key. A node that a restored hub does not know is added to
@@ -138,8 +138,8 @@ func authorizeNode(ctx context.Context, tx db.Tx, nodes map[string]fleet.Node, p
 }
 
 // applyHellos applies the rest of the accepted hellos: inventory, contact, and the state of recovery.
-func applyHellos(ctx context.Context, tx db.Tx, requests []*request, accepted []int, out []openedSession,
-	now time.Time,
+func (svc *Service) applyHellos(ctx context.Context, tx db.Tx, requests []*request, accepted []int,
+	out []openedSession, now time.Time,
 ) error {
 	var ids []string
 	inventories := map[origin][]*protocol.Accelerator{}
@@ -148,7 +148,7 @@ func applyHellos(ctx context.Context, tx db.Tx, requests []*request, accepted []
 		ids = append(ids, id)
 		inventories[originOf(requests[n].peer)] = requests[n].hello.GetFacts().GetAccelerators()
 	}
-	if err := applyInventories(ctx, tx, inventories, now); err != nil {
+	if err := applyInventories(ctx, tx, &svc.budgets, inventories, now); err != nil {
 		return err
 	}
 	hosting, err := instance.MemberCounts(ctx, tx, ids)

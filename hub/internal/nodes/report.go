@@ -22,6 +22,8 @@ type incomingReport struct {
 	sessionNo uint64
 	report    *protocol.Report
 	now       time.Time
+	// budgets has the one of the node.
+	budgets *budgets
 }
 
 // reportResult is the result of a report.
@@ -107,9 +109,9 @@ func (a incomingReport) apply(ctx context.Context, tx db.Tx, whole bool) (out re
 		Volumes:      r.GetVolumes(),
 	}
 	if whole {
-		out.changes, err = applyWhole(ctx, tx, out.report, a.now)
+		out.changes, err = applyWhole(ctx, tx, a.budgets, out.report, a.now)
 	} else {
-		out.memberIDs, err = beginReport(ctx, tx, out.report, a.now)
+		out.memberIDs, err = beginReport(ctx, tx, a.budgets, out.report, a.now)
 	}
 	failpoint.Hit("hub/report/written")
 	return out, err

@@ -6,6 +6,7 @@ package nodes
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -253,7 +254,7 @@ func (svc *Service) Report(ctx context.Context, peer nodelink.Peer, sessionNo ui
 		}
 	}
 	requireSigned(r.GetWorkloads(), peer)
-	incoming := incomingReport{originOf(peer), sessionNo, r, now}
+	incoming := incomingReport{originOf(peer), sessionNo, r, now, &svc.budgets}
 	out, err := svc.applyReport(ctx, incoming)
 	if err != nil && !out.split {
 		return err
@@ -355,9 +356,17 @@ func (svc *Service) StateUpload(ctx context.Context, peer nodelink.Peer, m *prot
 	return err
 }
 
-// PullPhases writes an event for each pull that has entered a phase, of members that are placed on the node.
+// PullPhases writes an event for each pull that has entered a phase, of members that are placed on the node, within its
+// budget.
 func (svc *Service) PullPhases(ctx context.Context, peer nodelink.Peer, pulls []*protocol.ImagePull) error {
-	return writeTx(ctx, svc, func(tx db.Tx) error { return recordPulls(ctx, tx, peer.NodeID, pulls, svc.Now()) })
+	now := svc.Now()
+	pulls = slices.DeleteFunc(slices.Clone(pulls), func(*protocol.ImagePull) bool {
+		return !svc.budgets.mayRecordPhase(peer.NodeID, now)
+	})
+	if len(pulls) == 0 {
+		return nil
+	}
+	return writeTx(ctx, svc, func(tx db.Tx) error { return recordPulls(ctx, tx, peer.NodeID, pulls, now) })
 }
 
 // OnDisconnect records the end of a connection. An event follows when the node stays away (Sweep).
