@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/rating"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -365,9 +366,10 @@ func freeze(ctx context.Context, tx db.Tx, s *subject, now time.Time) ([]billing
 		return nil, err
 	}
 	s.currency = cmp.Or(chosen, currency)
-	// Where the allocation itself is paid for, its time, processor and memory are; only what an app asks for itself is
-	// added.
-	if p, ok := at(schedule(rows, MeterAllocationSeconds, "", s.SKU, s.currency), now); ok && p.Nanos > 0 {
+	// Where the member's org pays for the allocation itself, its time, processor and memory are paid for; only what an app
+	// asks for itself is added. The allocation of what the platform manages is the platform's.
+	p, ok := at(schedule(rows, MeterAllocationSeconds, "", s.SKU, s.currency), now)
+	if ok && p.Nanos > 0 && s.OperatingMode != manifest.PlatformManaged {
 		rows = slices.DeleteFunc(rows, func(p Price) bool { return p.AppSlug == "" })
 	}
 	rows = s.ofSlice(rows)
