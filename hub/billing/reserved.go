@@ -59,11 +59,11 @@ func (r Reserved) Exhausted(now time.Time) (bool, error) {
 // cost is what stretches of time cost at most.
 func (r Reserved) cost(spans ...rating.Interval) (sum int64, err error) {
 	for _, span := range spans {
-		quantity, err := r.Quantity(span)
+		parts, err := r.split(span)
 		if err != nil {
 			return 0, err
 		}
-		for _, part := range rating.Split(span, quantity, r.Prices) {
+		for _, part := range parts {
 			p := r.price(part.PriceID)
 			if p.ID == "" {
 				continue
@@ -81,6 +81,20 @@ func (r Reserved) cost(spans ...rating.Interval) (sum int64, err error) {
 	return sum, nil
 }
 
+// split divides a stretch of time over UTC hours and prices. Each hour has a quantity of its own: that of weeks, in
+// which the hub was away, may be out of range.
+func (r Reserved) split(span rating.Interval) (parts []rating.Part, err error) {
+	for hour := HourOf(span.From); hour.Before(span.To); hour = hour.Add(time.Hour) {
+		own := rating.Interval{From: latest(span.From, hour), To: earliest(span.To, hour.Add(time.Hour))}
+		quantity, err := r.Quantity(own)
+		if err != nil {
+			return nil, err
+		}
+		parts = append(parts, rating.Split(own, quantity, r.Prices)...)
+	}
+	return parts, nil
+}
+
 // price is that with an id; the zero price where there is none.
 func (r Reserved) price(id string) rating.Price {
 	for _, p := range r.Prices {
@@ -92,23 +106,23 @@ func (r Reserved) price(id string) rating.Price {
 }
 
 // Accrue adds the time from Until to a moment to the hours of the book, which changes, and draws its cost on the hold.
-// What the hold does not cover is written off.
+// What the hold does not cover is written off. The charges are in the order of time; Records marks those that begin a
+// record, which is one but where its quantity would be out of range.
 func (r Reserved) Accrue(book *Book, to time.Time) (Reserved, []Charge, error) {
-	span := rating.Interval{From: r.Until, To: to}
-	if span.Length() == 0 {
-		return r, nil, nil
-	}
-	quantity, err := r.Quantity(span)
-	if err != nil {
+	parts, err := r.split(rating.Interval{From: r.Until, To: to})
+	if err != nil || len(parts) == 0 {
 		return r, nil, err
 	}
 	var charges []Charge
-	for _, part := range rating.Split(span, quantity, r.Prices) {
+	var record int64
+	for n, part := range parts {
 		key := AccrualKey{MemberID: r.ID, Meter: r.Meter, PriceID: part.PriceID, Hour: part.Hour}
 		a := &Addition{Quantity: part.Quantity, Price: r.price(part.PriceID)}
-		if len(charges) == 0 {
-			a.Records = 1
+		// An hour of all that a node can keep is less than half of what a record holds.
+		if n == 0 || !part.Hour.Equal(parts[n-1].Hour) && record > math.MaxInt64/2 {
+			a.Records, record = 1, 0
 		}
+		record += part.Quantity
 		h := book.Hour(key)
 		next, delta, err := Rate(h.Accrual, *a, r.Hold.Balance())
 		if err != nil {

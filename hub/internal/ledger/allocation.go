@@ -185,20 +185,23 @@ func chargeAllocation(ctx context.Context, tx db.Tx, s subject, h hold, r billin
 	if err != nil {
 		return r, err
 	}
-	row := usageRow{
-		subject: &s,
-		Record:  &billing.Record{Store: billing.Store{NodeID: s.NodeID}, Meter: r.Meter, Span: span},
-	}
+	var rows []usageRow
 	hours := map[billing.AccrualKey]hourRow{}
-	for i, c := range charges {
+	for _, c := range charges {
 		posting := addPending(toPost, c.Key, c.Price.Currency, c.Delta, now)
-		if i == 0 {
-			row.posting = posting
+		if c.Records > 0 {
+			from := rating.Interval{From: latest(span.From, c.Key.Hour)}
+			rows = append(rows, usageRow{
+				subject: &s,
+				Record:  &billing.Record{Store: billing.Store{NodeID: s.NodeID}, Meter: r.Meter, Span: from},
+				posting: posting,
+			})
 		}
-		row.Quantity += c.Quantity
+		last := &rows[len(rows)-1]
+		last.accepted += c.Quantity
+		last.Span.To = earliest(until, c.Key.Hour.Add(time.Hour))
 		hours[c.Key] = hourRow{book.Hour(c.Key).Accrual, hours[c.Key].records + c.Records}
 	}
-	row.accepted = row.Quantity
 	if h.id != "" {
 		h.Hold = r.Hold
 		if err := updateHold(ctx, tx, h); err != nil {
@@ -215,7 +218,7 @@ func chargeAllocation(ctx context.Context, tx db.Tx, s subject, h hold, r billin
 	if err != nil {
 		return r, err
 	}
-	return r, insertUsage(ctx, tx, slot, []usageRow{row})
+	return r, insertUsage(ctx, tx, slot, rows)
 }
 
 // allocationPrices is the schedule of the allocation's time, in its currency, which is settled here. A conflict means

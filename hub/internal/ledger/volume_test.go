@@ -3,6 +3,7 @@ package ledger_test
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -56,6 +57,22 @@ func TestAVolumeIsBilledByBytesAndTimeOnce(t *testing.T) {
 	})
 	require.Len(t, records, 5)
 	require.Equal(t, s.ID, records[0].VolumeID)
+}
+
+// A number of bytes times the seconds of a long absence is more than a row holds.
+func TestALargeVolumeIsBilledForALongAbsenceOfTheHub(t *testing.T) {
+	w := newWorld(t)
+	w.credit("100000")
+	w.price(ledger.Price{Meter: ledger.MeterVolumeByteSeconds}, "0.001")
+	s, err := w.open(w.volume(80 << 40)) // 16 TiB with four snapshots
+	require.NoError(t, err)
+	w.now = w.now.Add(30*24*time.Hour + 30*time.Minute)
+	require.Empty(t, w.accrue())
+	w.checkBill()
+	w.close(s, w.now)
+	available, held := w.wallet()
+	require.Equal(t, "0", held)
+	require.Equal(t, "40976.64", available, "80 TiB for 720.5 hours")
 }
 
 // An empty wallet takes no data: what the volume takes beyond its hold is written off.
