@@ -67,7 +67,8 @@ const (
 	Usage = "usage_set_aside"
 	// Contact: it cannot be recorded that a node is silent.
 	Contact = "contact_failed"
-	// Report: a node's report on a member cannot be applied. The node repeats it; its reports on others are applied.
+	// Report: a node's report on a member or a volume cannot be applied. The node repeats it; its reports on others are
+	// applied.
 	Report = "report_failed"
 	// Member: a member breaks a rule of its node's state and is left out of it.
 	Member = "member_left_out"

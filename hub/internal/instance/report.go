@@ -63,10 +63,16 @@ func BeginReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (member
 		`SELECT id FROM instance_members WHERE node_id = $1 AND removed_at IS NULL ORDER BY id`, r.NodeID))
 }
 
+// IsNewest reports whether no newer report of the node has come than this one, which was begun.
+func IsNewest(ctx context.Context, tx db.Tx, r Report) (bool, error) {
+	newest, err := newestReport(ctx, tx, r.NodeID)
+	return newest == r.no(), err
+}
+
 // ContinueReport is ApplyReport for some members of a report that was begun. After a newer report it changes nothing.
 func ContinueReport(ctx context.Context, tx db.Tx, r Report, memberIDs []string, now time.Time) ([]Change, error) {
-	newest, err := newestReport(ctx, tx, r.NodeID)
-	if err != nil || newest != r.no() || len(memberIDs) == 0 {
+	newest, err := IsNewest(ctx, tx, r)
+	if err != nil || !newest || len(memberIDs) == 0 {
 		return nil, err
 	}
 	members, err := selectMembersOf(ctx, tx, r.NodeID, memberIDs)

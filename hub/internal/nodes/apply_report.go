@@ -68,10 +68,19 @@ func beginReport(ctx context.Context, tx db.Tx, b *budgets, r Report, now time.T
 	if err := r.applyInventory(ctx, tx, b, now); err != nil {
 		return nil, err
 	}
-	if err := applyVolumes(ctx, tx, r, now); err != nil {
+	return instance.BeginReport(ctx, tx, r.Report, now)
+}
+
+// applyReportVolumes is ApplyReport for some volumes of a report that was begun, and nothing once a newer report has
+// come.
+func applyReportVolumes(ctx context.Context, tx db.Tx, r Report, volumes []*protocol.VolumeStatus, now time.Time,
+) ([]instance.Change, error) {
+	newest, err := instance.IsNewest(ctx, tx, r.Report)
+	if err != nil || !newest {
 		return nil, err
 	}
-	return instance.BeginReport(ctx, tx, r.Report, now)
+	r.Volumes = volumes
+	return nil, applyVolumes(ctx, tx, r, now)
 }
 
 // applyReportMembers is ApplyReport for some members of a report that was begun, and nothing once a newer report has

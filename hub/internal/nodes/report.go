@@ -39,8 +39,9 @@ type reportResult struct {
 	changes []instance.Change
 }
 
-// applyReport applies a report in one transaction. When that fails permanently, the members are applied in smaller and
-// smaller groups, until only those that fail are left: they get a finding, and the next report retries them.
+// applyReport applies a report in one transaction. When that fails permanently, the volumes and the members are applied
+// in smaller and smaller groups, until only those that fail are left: they get a finding, and the next report retries
+// them.
 func (svc *Service) applyReport(ctx context.Context, a incomingReport) (reportResult, error) {
 	out, err := runTx(ctx, svc, func(tx db.Tx) (reportResult, error) { return a.apply(ctx, tx, true) })
 	if !isUnpostable(ctx, err) {
@@ -51,7 +52,7 @@ func (svc *Service) applyReport(ctx context.Context, a incomingReport) (reportRe
 		return out, err
 	}
 	out.split = true
-	failed, err := svc.applyMembers(ctx, &out, a.now)
+	failed, err := svc.applyParts(ctx, &out, a.now)
 	if err != nil {
 		return out, err
 	}
@@ -61,12 +62,12 @@ func (svc *Service) applyReport(ctx context.Context, a incomingReport) (reportRe
 		return out, err
 	}
 	if len(failed) > 0 {
-		return out, fmt.Errorf("%d members of the report are set aside", len(failed))
+		return out, fmt.Errorf("%d members and volumes of the report are set aside", len(failed))
 	}
 	return out, nil
 }
 
-// apply applies a report in the caller's transaction, whole or without its members.
+// apply applies a report in the caller's transaction, whole or without its volumes and members.
 func (a incomingReport) apply(ctx context.Context, tx db.Tx, whole bool) (out reportResult, err error) {
 	o, err := fleet.ApplyReport(ctx, tx, fleetReport(a.from.nodeID, a.sessionNo, a.report), a.now)
 	if err != nil || !o.Fresh {
@@ -117,30 +118,48 @@ func (a incomingReport) apply(ctx context.Context, tx db.Tx, whole bool) (out re
 	return out, err
 }
 
-// applyMembers applies a report that was begun to its members. It returns those that failed and were set aside; an
-// error ends it early.
-func (svc *Service) applyMembers(ctx context.Context, out *reportResult, now time.Time) (failed []string, err error) {
+// applyParts applies a report that was begun to its volumes and its members. It returns the ids of those that failed
+// and were set aside; an error ends it early.
+func (svc *Service) applyParts(ctx context.Context, out *reportResult, now time.Time) (failed []string, err error) {
+	failed, err = applyEach(ctx, svc, out, out.report.Volumes, now, func(v *protocol.VolumeStatus) (kind, id string) {
+		return change.Volume, v.GetId()
+	}, applyReportVolumes)
+	if err != nil {
+		return failed, err
+	}
+	members, err := applyEach(ctx, svc, out, out.memberIDs, now, func(id string) (kind, _ string) {
+		return change.Member, id
+	}, applyReportMembers)
+	return append(failed, members...), err
+}
+
+// applyEach applies parts of a report that was begun, as apply does in a transaction; resource names a part.
+func applyEach[T any](ctx context.Context, svc *Service, out *reportResult, parts []T, now time.Time,
+	resource func(T) (kind, id string),
+	apply func(context.Context, db.Tx, Report, []T, time.Time) ([]instance.Change, error),
+) (failed []string, err error) {
 	var temporary error
-	commitOrSplit(ctx, out.memberIDs, func(ctx context.Context, members []string) error {
+	commitOrSplit(ctx, parts, func(ctx context.Context, some []T) error {
 		if temporary != nil {
 			return temporary
 		}
 		changes, err := runTx(ctx, svc, func(tx db.Tx) ([]instance.Change, error) {
-			return applyReportMembers(ctx, tx, out.report, members, now)
+			return apply(ctx, tx, out.report, some, now)
 		})
 		switch {
 		case err == nil:
 			out.changes = append(out.changes, changes...)
 		case !isUnpostable(ctx, err):
 			temporary = err
-		case len(members) == 1:
-			failed = append(failed, members[0])
+		case len(some) == 1:
+			kind, id := resource(some[0])
+			failed = append(failed, id)
 			_ = change.SetAside(ctx, svc.DB, svc.Log, err, now, func(context.Context, db.Tx) (finding.Finding, error) {
 				return finding.Finding{
 					NodeID:       out.report.NodeID,
 					Kind:         finding.Report,
-					ResourceType: change.Member,
-					ResourceID:   members[0],
+					ResourceType: kind,
+					ResourceID:   id,
 				}, nil
 			})
 		}
