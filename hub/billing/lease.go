@@ -1,6 +1,7 @@
 package billing
 
 import (
+	"math"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -91,8 +92,16 @@ type Past struct {
 	// UnreportedMicros is the leased time for which usage may still arrive; LeasedUntil is when the newest lease ends.
 	UnreportedMicros int64
 	LeasedUntil      time.Time
+	// Left is what of each lease may still be reported, or used before its node has the next one.
+	Left []LeaseLeft
 	// SuspendedNanos is what usage in suspense would cost.
 	SuspendedNanos int64
+}
+
+// LeaseLeft is so much time at the prices of a lease.
+type LeaseLeft struct {
+	Prices []FrozenPrice
+	Micros int64
 }
 
 // Wish is what the next lease is asked for: at most Duration, at these prices, paid by a wallet with WalletNanos.
@@ -108,7 +117,11 @@ type Wish struct {
 // at most MaxLease. ok is false where that is less than MinLease, or ends no later than the lease that runs.
 func NextLease(m Member, p Past, w Wish) (l Lease, lacks int64, ok bool) {
 	wish := min(max(w.Duration, MinLease), MaxLease).Truncate(time.Second)
-	cost := func(micros int64) (int64, bool) { return m.MaxCost(w.Prices, micros) }
+	dearer := p.dearer(m, w.Prices)
+	cost := func(micros int64) (int64, bool) {
+		nanos, ok := m.MaxCost(w.Prices, micros)
+		return nanos + dearer, ok && nanos <= math.MaxInt64-dearer
+	}
 	duration, lacks := rating.Affordable(cost, p.Hold.Balance(), w.WalletNanos, p.UnreportedMicros, wish, HoldMargin)
 	l = Lease{
 		MemberID: m.ID, No: p.LastLease + 1, NodeID: m.NodeID, Currency: w.Currency, IssuedAt: w.Now,
@@ -125,18 +138,39 @@ func NextLease(m Member, p Past, w Wish) (l Lease, lacks int64, ok bool) {
 	return l, lacks, true
 }
 
-// Unreported is the leased time for which the node may still report usage, in microseconds, and when the newest lease
-// ends. windows are those of the leases that end after since, up to which running time is billed. No usage is expected
-// of the time for which the node reports that nothing of the member runs.
-func Unreported(m Member, since, now time.Time, windows []rating.Interval) (micros int64, leasedUntil time.Time) {
-	for _, w := range windows {
-		leasedUntil = latest(leasedUntil, w.To)
+// SetUnreported sets what the node may still report or use under leases: those that end after since, up to which
+// running time is billed. No usage is expected of the time for which the node reports that nothing of the member runs.
+func (p *Past) SetUnreported(m Member, since, now time.Time, leases []Lease) {
+	running := rating.Subtract(rating.Interval{From: since, To: now}, []rating.Interval{m.Idle})
+	within := func(leased []rating.Interval) (micros int64) {
+		for _, r := range running {
+			micros += rating.TotalLength(rating.Intersect(r, leased))
+		}
+		return micros
 	}
-	joined := rating.Union(windows)
-	for _, running := range rating.Subtract(rating.Interval{From: since, To: now}, []rating.Interval{m.Idle}) {
-		micros += rating.TotalLength(rating.Intersect(running, joined))
+	windows := make([]rating.Interval, len(leases))
+	for n, l := range leases {
+		windows[n] = l.Window()
+		p.LeasedUntil = latest(p.LeasedUntil, l.ExpiresAt)
+		left := within(windows[n:n+1]) + rating.Interval{From: now, To: l.ExpiresAt}.Length()
+		p.Left = append(p.Left, LeaseLeft{l.Prices, left})
 	}
-	return micros, leasedUntil
+	p.UnreportedMicros = within(rating.Union(windows))
+}
+
+// dearer is what the leases may still cost beyond what the same time costs at these prices: they may have frozen higher
+// ones. It is math.MaxInt64 where it is out of range.
+func (p Past) dearer(m Member, prices []FrozenPrice) (nanos int64) {
+	for _, l := range p.Left {
+		own, ok := m.MaxCost(l.Prices, l.Micros)
+		now, _ := m.MaxCost(prices, l.Micros)
+		more := max(own-now, 0)
+		if !ok || nanos > math.MaxInt64-more {
+			return math.MaxInt64
+		}
+		nanos += more
+	}
+	return nanos
 }
 
 // SuspendedCost is what usage in suspense would cost: the node counts it against the cap. Usage that was billed before
@@ -188,7 +222,7 @@ func Surplus(m Member, p Past, prices []FrozenPrice) int64 {
 	if !ok {
 		return 0
 	}
-	return max(p.Hold.Balance()-need, 0)
+	return max(max(p.Hold.Balance()-need, 0)-p.dearer(m, prices), 0)
 }
 
 // RecoverLease rebuilds a lease that a restored hub has forgotten from the message that its node kept. last is the

@@ -155,13 +155,13 @@ func (b *Books) past(memberID string, now time.Time) billing.Past {
 			since = end
 		}
 	}
-	var windows []rating.Interval
+	var unreported []billing.Lease
 	for _, l := range leases.All() {
 		if l.ExpiresAt.After(since) {
-			windows = append(windows, l.Window())
+			unreported = append(unreported, l)
 		}
 	}
-	p.UnreportedMicros, p.LeasedUntil = billing.Unreported(*m, since, now, windows)
+	p.SetUnreported(*m, since, now, unreported)
 	if !b.Faults.NoSuspendedCost {
 		quantities := map[string]int64{}
 		for meter, total := range b.Members[memberID].Suspended {

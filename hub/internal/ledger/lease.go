@@ -13,7 +13,6 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
-	"github.com/gpuaas/gpuaas/hub/rating"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -193,14 +192,12 @@ func pastOf(ctx context.Context, tx db.Tx, s subject, prices []billing.FrozenPri
 	if err != nil {
 		return p, err
 	}
-	windows := make([]rating.Interval, len(leases))
-	for i, l := range leases {
-		windows[i] = l.Window()
+	for _, l := range leases {
 		if l.No == p.LastLease {
 			p.CoveredSince = l.CoveredSince
 		}
 	}
-	p.UnreportedMicros, p.LeasedUntil = billing.Unreported(s.member(), since, now, windows)
+	p.SetUnreported(s.member(), since, now, leases)
 	suspended, err := suspendedOf(ctx, tx, s)
 	p.SuspendedNanos = billing.SuspendedCost(prices, suspended)
 	return p, err
