@@ -337,6 +337,26 @@ func TestNodesThatHoldTheLatestLeasesAreUpToDate(t *testing.T) {
 	require.False(t, upToDate(acked), "there is a newer lease")
 }
 
+// A lease that cannot be read keeps its own node from being up to date, and no other.
+func TestALeaseThatCannotBeReadDelaysNoOtherNode(t *testing.T) {
+	h, n, l := hubtest.NewWithNode(t)
+	hubtest.Running(t, h, l)
+	acked, _ := h.Link.Acked(n.ID)
+	other := nodelink.AckedState{NodeID: db.NewID(), Incarnation: "i1"}
+	current := hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (map[string]bool, error) {
+		_, err := ledger.OpenMember(ctx, tx, ledger.Subject{
+			ID: db.NewID(), OrgID: h.Project.OrgID, ProjectID: h.Project.ID, NodeID: other.NodeID, OpenedAt: h.Now(),
+		}, time.Hour)
+		require.NoError(t, err)
+		_, err = tx.Exec(ctx, `UPDATE leases SET prices = '{}' WHERE node_id = $1`, other.NodeID)
+		require.NoError(t, err)
+		_, err = ledger.LeasesFor(ctx, tx, other.NodeID)
+		require.Error(t, err)
+		return h.Dispatcher.UpToDate(ctx, tx, []nodelink.AckedState{other, acked})
+	})
+	require.Equal(t, map[string]bool{n.ID: true}, current)
+}
+
 // What runs goes on while no state can be made: leases come first.
 func TestLeasesReachANodeWhoseStateCannotBeMade(t *testing.T) {
 	h, n, l := hubtest.NewWithNode(t)

@@ -28,7 +28,10 @@ func (d *Dispatcher) UpToDate(ctx context.Context, tx db.Tx, nodes []nodelink.Ac
 	bundle, signer := d.Keys.Bundle(), d.Keys.Lease()
 	current := map[string]bool{}
 	for _, n := range nodes {
-		_, sum, err := d.leaseBatch(n, leases[n.NodeID], signer)
+		if leases[n.NodeID].Err != nil {
+			continue // its own sync says so
+		}
+		_, sum, err := d.leaseBatch(n, leases[n.NodeID].Leases, signer)
 		if err != nil {
 			return nil, err
 		}

@@ -205,27 +205,35 @@ func pastOf(ctx context.Context, tx db.Tx, s subject, prices []billing.FrozenPri
 
 // LeasesFor are the latest leases of all open members of a node, in order of member id: the node's next batch.
 func LeasesFor(ctx context.Context, tx db.Tx, nodeID string) ([]*protocol.Lease, error) {
-	leases, err := LeasesOf(ctx, tx, []string{nodeID})
-	return leases[nodeID], err
+	batches, err := LeasesOf(ctx, tx, []string{nodeID})
+	return batches[nodeID].Leases, cmp.Or(err, batches[nodeID].Err)
 }
 
-// LeasesOf are the next batches of nodes.
-func LeasesOf(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string][]*protocol.Lease, error) {
-	rows, err := db.Select(ctx, tx, scanLease,
+// LeaseBatch is what LeasesFor returns.
+type LeaseBatch struct {
+	Leases []*protocol.Lease
+	Err    error
+}
+
+// LeasesOf are the next batches of nodes. One with a lease that cannot be read has an error; the others are whole.
+func LeasesOf(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]LeaseBatch, error) {
+	out := map[string]LeaseBatch{}
+	_, err := db.Select(ctx, tx, func(row pgx.CollectableRow) (struct{}, error) {
+		l, err := scanLease(row)
+		if l.NodeID == "" {
+			return struct{}{}, err
+		}
+		batch := out[l.NodeID]
+		out[l.NodeID] = LeaseBatch{append(batch.Leases, l.Message()), cmp.Or(batch.Err, err)}
+		return struct{}{}, nil
+	},
 		`SELECT l.subject_id, l.lease_no, s.node_id, l.hold_id, l.currency, l.cap_nanos, l.issued_at, l.expires_at,
 			l.covered_since, l.end_policy, l.prices
 		FROM subjects s
 		JOIN leases l ON l.node_id = s.node_id AND l.subject_id = s.id AND l.lease_no = s.lease_no
 		WHERE s.node_id = ANY($1::uuid[]) AND s.settled_at IS NULL AND s.closed_at IS NULL AND s.kind = 'member'
 		ORDER BY l.subject_id`, nodeIDs)
-	if err != nil {
-		return nil, err
-	}
-	out := map[string][]*protocol.Lease{}
-	for _, l := range rows {
-		out[l.NodeID] = append(out[l.NodeID], l.Message())
-	}
-	return out, nil
+	return out, err
 }
 
 // LeasedUntil is when the member's latest lease ends; zero where it has none.
