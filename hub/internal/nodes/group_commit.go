@@ -88,7 +88,7 @@ func (svc *Service) submit(ctx context.Context, r *request) error {
 // commitOrSplit commits a batch in one transaction. When that fails permanently, it commits each half, and so on, until
 // only the item that causes the failure fails. commit sets the result of each item.
 func commitOrSplit[T any](ctx context.Context, batch []T, commit func(context.Context, []T) error) {
-	if err := commit(ctx, batch); err == nil || len(batch) == 1 || fault.Is(err, fault.Unavailable) {
+	if err := commit(ctx, batch); err == nil || len(batch) <= 1 || fault.Is(err, fault.Unavailable) {
 		return
 	}
 	commitOrSplit(ctx, batch[:len(batch)/2], commit)

@@ -136,3 +136,15 @@ func TestOneBadRequestFailsAloneAndAnUnavailableHubIsTriedOnce(t *testing.T) {
 		require.Equal(t, c.want, tried, name)
 	}
 }
+
+// A report that has become outdated before its parts are applied has none.
+func TestNoPartsOfAReportAreNotSplit(t *testing.T) {
+	tries := 0
+	commitOrSplit(t.Context(), nil, func(context.Context, []string) error {
+		if tries++; tries > 8 {
+			return nil // or it would go on for ever
+		}
+		return errors.New("bad")
+	})
+	require.Equal(t, 1, tries)
+}

@@ -48,8 +48,8 @@ func (svc *Service) applyReport(ctx context.Context, a incomingReport) (reportRe
 		return out, err
 	}
 	out, err = runTx(ctx, svc, func(tx db.Tx) (reportResult, error) { return a.apply(ctx, tx, false) })
-	if err != nil || out.quarantined {
-		return out, err
+	if outdated := out.report.NodeID == ""; err != nil || out.quarantined || outdated {
+		return out, err // outdated by a newer connection, which came between the transactions
 	}
 	out.split = true
 	failed, err := svc.applyParts(ctx, &out, a.now)
