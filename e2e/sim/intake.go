@@ -93,7 +93,9 @@ func (h *hub) openSession(i, attempt int, g helloMessage) welcome {
 		g.lastSegment, m.Number, nil)
 	row.sessionNo++
 	row.newestReport = lifecycle.ReportNo{Session: row.sessionNo}
-	row.incarnation, row.acceptedEpoch, row.acceptedGeneration = g.incarnation, g.epoch, g.generation
+	if !behind || g.incarnation != row.incarnation {
+		row.incarnation, row.acceptedEpoch, row.acceptedGeneration = g.incarnation, g.epoch, g.generation
+	}
 	if row.behind() && g.incarnation != row.usageOwedIn {
 		// A store that takes a new incarnation seals again what it owes.
 		row.usageOwed, row.usageOwedIn = g.lastSegment, g.incarnation

@@ -108,19 +108,24 @@ func (n Node) evaluateHello(c Connection) ConnectResult {
 	if facts.GetHostname() != "" {
 		after.Hostname = truncate(facts.GetHostname())
 	}
-	after.Incarnation, after.AcceptedEpoch, after.AcceptedGeneration = truncate(h.GetIncarnation()),
-		min(h.GetEpoch(), maxGeneration), min(h.GetGeneration(), maxGeneration)
+	behind := nodeidentity.StoreBehind(
+		nodeidentity.Store{Incarnation: h.GetIncarnation(), Epoch: h.GetEpoch(), Generation: h.GetGeneration()},
+		nodeidentity.Store{Incarnation: n.Incarnation, Epoch: n.AcceptedEpoch, Generation: n.AcceptedGeneration},
+		h.GetLastSegment(), c.PostedSegment, suspects)
+	after.Incarnation = truncate(h.GetIncarnation())
+	if !behind || after.Incarnation != n.Incarnation {
+		// A store stays behind until it has a new incarnation: the answer that asks for one may be lost.
+		after.AcceptedEpoch, after.AcceptedGeneration = min(h.GetEpoch(), maxGeneration),
+			min(h.GetGeneration(), maxGeneration)
+	}
 	after.BundleVersion, after.AgentVersion, after.ProtocolVersion = min(h.GetBundleVersion(), maxGeneration),
 		truncate(h.GetAgentVersion()), h.GetProtocolVersion()
 	after.Features, after.Facts, after.Conditions = bounded(h.GetFeatures()), facts, facts.GetConditions()
 	after.CPUCores, after.MemoryBytes, after.factsSHA256 = int64(facts.GetCpuCores()), int64(facts.GetMemoryBytes()),
 		factsDigest(facts)
 	return ConnectResult{
-		Node: after,
-		StoreBehind: nodeidentity.StoreBehind(
-			nodeidentity.Store{Incarnation: h.GetIncarnation(), Epoch: h.GetEpoch(), Generation: h.GetGeneration()},
-			nodeidentity.Store{Incarnation: n.Incarnation, Epoch: n.AcceptedEpoch, Generation: n.AcceptedGeneration},
-			h.GetLastSegment(), c.PostedSegment, suspects),
+		Node:        after,
+		StoreBehind: behind,
 		// A quarantined node stays unreachable for tenants.
 		WasUnreachable: !n.Reachable && !n.IsQuarantined(),
 		Renamed:        n.Hostname != after.Hostname,

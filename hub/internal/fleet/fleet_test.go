@@ -251,6 +251,7 @@ func TestLaw02HubNoticesAStoreThatFellBehind(t *testing.T) {
 		return 0, fleet.RecordAck(ctx, tx, n.ID, protocol.Envelope_STATE, 1, 8)
 	})
 	require.True(t, say("i1", 7, 3, 3), "an acceptance that the hub saw is unknown to the node")
+	require.True(t, say("i1", 7, 3, 3), "again, where the answer was lost on its way")
 	require.False(t, say("i2", 0, 0, 0), "a new incarnation owes nothing")
 }
 
