@@ -99,11 +99,11 @@ const (
 )
 
 // Enroll uses a join token. The same token with the same key returns the same node again, so that a lost answer costs
-// nothing.
+// nothing. That holds after the token's end, too: without its id the node could not even renew.
 func Enroll(ctx context.Context, tx db.Tx, in Enrollment, now time.Time) (n Node, did Admission, err error) {
 	t, err := db.SelectOne(ctx, tx, scanToken,
 		`SELECT `+tokenColumns+` FROM join_tokens WHERE secret_sha256 = $1 FOR UPDATE`, secretDigest(in.Secret))
-	if db.IsNoRows(err) || err == nil && !now.Before(t.ExpiresAt) {
+	if db.IsNoRows(err) || err == nil && t.NodeID == "" && !now.Before(t.ExpiresAt) {
 		return Node{}, None, tokenFault()
 	}
 	if err != nil {

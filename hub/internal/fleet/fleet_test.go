@@ -95,6 +95,11 @@ func TestJoinTokenLetsOneNodeInOnce(t *testing.T) {
 	require.False(t, fresh)
 	require.Equal(t, first.ID, again.ID)
 
+	again, fresh, err = enroll(t, d, secret, pub, now.Add(2*fleet.DefaultTokenTTL))
+	require.NoError(t, err, "also once the token has expired: the node has no other way to its id")
+	require.False(t, fresh)
+	require.Equal(t, first.ID, again.ID)
+
 	other, _ := key(t)
 	_, _, err = enroll(t, d, secret, other, now)
 	require.Equal(t, "join_token_invalid", codeOf(t, err))
