@@ -448,6 +448,12 @@ func IsCertificateRefused(err error) bool {
 	return is && failed.Remote && failed.ErrorCode == badCertificate
 }
 
+// IsPeerUnknown reports whether a dial ended because no authority that the dialler knows vouches for the listener.
+func IsPeerUnknown(err error) bool {
+	_, is := errors.AsType[x509.UnknownAuthorityError](err)
+	return is
+}
+
 func config() *quic.Config {
 	return &quic.Config{
 		HandshakeIdleTimeout:           HandshakeTimeout / 2, // quic-go gives up after twice this

@@ -107,19 +107,28 @@ func (e Enrollment) check() error {
 	return nil
 }
 
-// fetchBundle gets the trust bundle and verifies it by the pinned root. The connection is not authenticated.
-func fetchBundle(ctx context.Context, base, fingerprint string) (protocol.Bundle, error) {
+// fetchUnverified gets a trust bundle on a connection that is not authenticated. The caller verifies its signature.
+func fetchUnverified(ctx context.Context, base string) (*protocol.Envelope, error) {
 	//nolint:gosec // the bundle's signature is verified, and nothing secret is sent
 	unverified := &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true}
 	raw, err := call[json.RawMessage](ctx, base, unverified,
 		func(ctx context.Context, hub *client.Client) (*http.Response, error) { return hub.GetTrustBundle(ctx) })
 	if err != nil {
-		return protocol.Bundle{}, err
+		return nil, err
 	}
 	env, err := protocol.EnvelopeFromJSON(raw)
 	if err != nil {
-		return protocol.Bundle{}, fault.New(fault.Malformed, codeTrustBundleInvalid, "What answers at "+base+
+		return nil, fault.New(fault.Malformed, codeTrustBundleInvalid, "What answers at "+base+
 			" shows no trust bundle.", err).Permanent()
+	}
+	return env, nil
+}
+
+// fetchBundle gets the trust bundle and verifies it by the pinned root.
+func fetchBundle(ctx context.Context, base, fingerprint string) (protocol.Bundle, error) {
+	env, err := fetchUnverified(ctx, base)
+	if err != nil {
+		return protocol.Bundle{}, err
 	}
 	b, err := protocol.VerifyBundle(env, fingerprint)
 	if err != nil {
@@ -140,6 +149,19 @@ func (u *Uplink) refetchBundle(ctx context.Context) error {
 	u.log.WarnContext(ctx, "the stored trust bundle did not verify; the hub's, which the pinned root signed, replaces it",
 		slog.Uint64("bundle_version", bundle.Version()))
 	return u.store.InitBundle(bundle)
+}
+
+// followBundle accepts the next trust bundle where no authority of the stored one vouches for the hub: it was replaced
+// while the node was away, and no session can carry the bundle. The root of the stored one must have signed the next.
+func (u *Uplink) followBundle(ctx context.Context) {
+	env, err := fetchUnverified(ctx, u.apiURL())
+	if err == nil {
+		err = u.store.AcceptBundle(env)
+	}
+	if err != nil {
+		u.log.WarnContext(ctx, "what answers at the hub's address belongs to another mesh, or cannot be asked for the "+
+			"bundle that names its authority", slog.Any("error", err))
+	}
 }
 
 // hubTLS verifies a hub by its SPIFFE id under the current trust bundle, not by a host name. own is the certificate to

@@ -2,6 +2,7 @@ package uplink_test
 
 import (
 	"encoding/pem"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -285,4 +286,45 @@ func TestANodeWhoseTrustBundleIsGoneGetsItAgainByItsPin(t *testing.T) {
 	require.False(t, n.store.Bundle().Valid())
 	n.run(uplink.Config{AgentVersion: "test"})
 	require.EqualValues(t, 1, h.next().hello.GetBundleVersion())
+}
+
+// The hub shows a certificate of the new authority at once, also to nodes that have not got the bundle that names it.
+func TestLaw13ANodeThatWasAwayFollowsAReplacedAuthorityOfTheHub(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	require.NoError(t, n.enroll(h))
+	h.hubCA, h.version = newKey(t), 2
+	h.hubCert = selfSigned(t, h.hubCA)
+	next, err := h.bundle.Succeed(h.bundleEnvelope())
+	require.NoError(t, err)
+	h.bundle = next
+	h.certify()
+	n.run(uplink.Config{AgentVersion: "test"})
+	require.EqualValues(t, 2, h.next().hello.GetBundleVersion())
+}
+
+// What answers at the hub's address may show any bundle.
+func TestANodeFollowsNoBundleThatItsRootHasNotSigned(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	require.NoError(t, n.enroll(h))
+	asked := make(chan struct{}, 16)
+	h.hubCA, h.root, h.version = newKey(t), newKey(t), 2
+	h.hubCert = selfSigned(t, h.hubCA)
+	other, err := protocol.VerifyBundle(h.bundleEnvelope(), protocol.Fingerprint(pub(h.root)))
+	require.NoError(t, err)
+	h.bundle = other
+	h.certify()
+	h.api.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.mux().ServeHTTP(w, r)
+		asked <- struct{}{}
+	})
+	n.run(uplink.Config{AgentVersion: "test"})
+	for range 2 { // at the second the node has judged the first answer
+		select {
+		case <-asked:
+		case <-time.After(20 * time.Second):
+			require.Fail(t, "the node does not ask for the bundle")
+		}
+	}
+	require.EqualValues(t, 1, n.store.Bundle().Version())
+	require.False(t, n.up.Status().Connected)
 }

@@ -57,6 +57,7 @@ type testHub struct {
 	lifetime time.Duration
 
 	mu       sync.Mutex
+	cert     *tls.Certificate
 	nodeKey  ed25519.PublicKey
 	used     bool
 	renewals int
@@ -105,12 +106,16 @@ func newHub(t testing.TB) *testHub {
 			ProtocolVersion: 1, HubTime: timestamppb.Now(), SessionNo: 1,
 		}}}
 	}
-	cert := h.issue(h.hubCert, h.hubCA, newKey(t), protocol.HubSPIFFE(domain, "hub-1"), time.Now(), time.Hour)
+	h.certify()
 	h.api = httptest.NewUnstartedServer(h.mux())
-	h.api.TLS = &tls.Config{
-		ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS13,
-		Certificates: []tls.Certificate{*cert},
+	current := func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		cert, err := h.own()
+		return &tls.Config{
+			ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS13,
+			Certificates: []tls.Certificate{*cert},
+		}, err
 	}
+	h.api.TLS = &tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: current}
 	h.api.StartTLS()
 	t.Cleanup(h.api.Close)
 	peer := link.Peer{
@@ -118,8 +123,7 @@ func newHub(t testing.TB) *testHub {
 		Now: time.Now, Allow: h.allow,
 	}
 	var err error
-	h.listener, err = link.Listen("127.0.0.1:0", link.ServerTLS(func() (*tls.Certificate, error) { return cert, nil },
-		peer), nil)
+	h.listener, err = link.Listen("127.0.0.1:0", link.ServerTLS(h.own, peer), nil)
 	require.NoError(t, err)
 	var serving sync.WaitGroup
 	serving.Go(h.serve)
@@ -128,6 +132,20 @@ func newHub(t testing.TB) *testHub {
 		serving.Wait()
 	})
 	return h
+}
+
+// certify gives the hub a certificate of its authority.
+func (h *testHub) certify() {
+	cert := h.issue(h.hubCert, h.hubCA, newKey(h.t), protocol.HubSPIFFE(domain, "hub-1"), time.Now(), time.Hour)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.cert = cert
+}
+
+func (h *testHub) own() (*tls.Certificate, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.cert, nil
 }
 
 func (h *testHub) allow(string) error {

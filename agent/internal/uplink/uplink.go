@@ -138,6 +138,9 @@ func (u *Uplink) Run(ctx context.Context, observer Reconciler) error {
 		if link.IsCertificateRefused(err) {
 			err = why.reason(ctx, shown, err)
 		}
+		if link.IsPeerUnknown(err) {
+			u.followBundle(ctx)
+		}
 		u.disconnected(err)
 		wait := retry.Pause(lasted, err, u.random())
 		u.log.InfoContext(ctx, "no session", slog.String("hub", u.addr()), slog.Any("error", err),
