@@ -26,6 +26,8 @@ type wire struct {
 	loseUp, loseDown bool
 	outside          int
 	packets          int
+	// longest is the longest datagram that passes; 0 bounds none.
+	longest int
 }
 
 var (
@@ -49,6 +51,9 @@ func (w *wire) SendPacket(p simnet.Packet) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.packets++
+	if w.longest > 0 && len(p.Data) > w.longest {
+		return nil
+	}
 	to := p.To
 	if p.From.String() == hubAddr.String() {
 		if w.loseDown || p.To.(*net.UDPAddr).Port != w.outside {
@@ -261,6 +266,21 @@ func TestCutInOneDirectionEndsTheConnectionOnBothSides(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A tunnel of 1280 bytes takes that much less its own header, and says nothing about what it drops. No path of QUIC
+// takes less than 1200 bytes (RFC 9000, section 14).
+func TestConnectionPassesAPathOfTheSmallestPackets(t *testing.T) {
+	inTestTime(t, func(f *far) {
+		f.wire.longest = 1200
+		node, hub := f.connect()
+		f.talk(node, hub)
+		up, down := f.open(f.t, node, hub, protocol.StreamHeader_KIND_CONTROL)
+		large := &protocol.PushState{Parts: [][]byte{make([]byte, 1<<20)}}
+		go func() { _ = down.Send(large) }()
+		require.NoError(t, up.Receive(&protocol.PushState{}, protocol.MaxControlBytes))
+		f.end(node, hub)
+	})
 }
 
 func TestConnectionKnowsHowLongTheWayIs(t *testing.T) {

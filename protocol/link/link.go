@@ -37,6 +37,9 @@ const (
 	// connectionIDBytes is long enough that the connections of a listener and of its successor share no id, because a
 	// reset shows the secret of its id to the network (RFC 9000, section 10.3.2).
 	connectionIDBytes = 8
+	// packetBytes is what every path of QUIC takes (RFC 9000, section 14). Larger packets follow where the path proves to
+	// take them: quic-go's own first packets are lost in a tunnel of 1280 bytes, and every dial with them.
+	packetBytes = 1200
 	// HandshakeTimeout bounds a dial. Without an answer it ends after half of that.
 	HandshakeTimeout = 10 * time.Second
 	// MaxPeerStreams is how many streams the peer may have open; it waits in Open beyond that.
@@ -459,6 +462,7 @@ func config() *quic.Config {
 		HandshakeIdleTimeout:           HandshakeTimeout / 2, // quic-go gives up after twice this
 		MaxIdleTimeout:                 IdleTimeout,
 		KeepAlivePeriod:                KeepAlive,
+		InitialPacketSize:              packetBytes,
 		InitialStreamReceiveWindow:     streamWindowInitialBytes,
 		MaxStreamReceiveWindow:         StreamWindowBytes,
 		InitialConnectionReceiveWindow: connWindowBytes,
