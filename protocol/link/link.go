@@ -20,7 +20,6 @@ import (
 
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link/admission"
-	"github.com/gpuaas/gpuaas/protocol/link/gro"
 )
 
 // Limits of one connection. They bound what one authenticated peer can make the other side hold.
@@ -90,74 +89,6 @@ type Conn struct {
 type acceptedStream struct {
 	stream *Stream
 	header *protocol.StreamHeader
-}
-
-// Tokens keeps the newest token that a listener gave a caller whose address it has validated (RFC 9000, section 8.1.3):
-// shown with each dial, it spares the caller a Retry packet. All dials of a node share one; nil keeps none. A token is
-// shown again when a dial fails: the RFC advises against it only for callers that do not want to be recognised.
-type Tokens struct {
-	mu     sync.Mutex
-	newest *quic.ClientToken
-}
-
-// Pop implements quic.TokenStore.
-func (t *Tokens) Pop(string) *quic.ClientToken {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.newest
-}
-
-// Put implements quic.TokenStore.
-func (t *Tokens) Put(_ string, token *quic.ClientToken) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.newest = token
-}
-
-func (t *Tokens) config() *quic.Config {
-	c := config()
-	if t != nil {
-		c.TokenStore = t
-	}
-	return c
-}
-
-// Dial connects to addr (host:port, UDP). tlsConf comes from ClientTLS.
-func Dial(ctx context.Context, addr string, tlsConf *tls.Config, tokens *Tokens) (*Conn, error) {
-	to, err := net.ResolveUDPAddr("udp", addr)
-	if err != nil {
-		return nil, fmt.Errorf("link: dial %s: %w", addr, err)
-	}
-	socket, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4zero})
-	if err != nil {
-		return nil, fmt.Errorf("link: dial %s: %w", addr, err)
-	}
-	c, err := DialFrom(ctx, gro.New(socket), to, tlsConf, tokens)
-	if err != nil {
-		_ = socket.Close()
-		return nil, err
-	}
-	context.AfterFunc(c.life, func() { _ = socket.Close() }) //nolint:contextcheck // the connection's own life counts
-	return c, nil
-}
-
-// DialFrom is Dial on a socket that the caller has bound and closes once the connection has ended.
-func DialFrom(ctx context.Context, socket net.PacketConn, to net.Addr, tlsConf *tls.Config,
-	tokens *Tokens,
-) (*Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, HandshakeTimeout)
-	defer cancel()
-	qc, err := quic.Dial(ctx, socket, to, tlsConf, tokens.config())
-	if err != nil {
-		return nil, fmt.Errorf("link: dial %s: %w", to, err)
-	}
-	return dialled(qc), nil
-}
-
-func dialled(qc *quic.Conn) *Conn {
-	c := newConn(qc)
-	go c.probe()
-	return c
 }
 
 // ResetKey is what a listener's stateless resets (RFC 9000, section 10.3) and its callers' tokens are made from. It is
