@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/google/uuid"
@@ -16,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/notify"
@@ -58,6 +61,9 @@ const (
 	statementCache = 256
 	// connectTimeout bounds one attempt to reach the database.
 	connectTimeout = 10 * time.Second
+	// silence is how long a database may leave what was sent without an acknowledgement of its machine: one that is cut
+	// off, or whose power is, would hold its callers for a quarter of an hour, until TCP gives up.
+	silence = 10 * time.Second
 	// maxQueuedStatements is how many statements wait for the next one at most; then they are sent by themselves.
 	maxQueuedStatements = 64
 	// idleInTransaction is when the database itself ends a transaction that its client left open.
@@ -101,6 +107,7 @@ func Open(ctx context.Context, url string) (*DB, error) {
 	if conf.ConnConfig.ConnectTimeout == 0 {
 		conf.ConnConfig.ConnectTimeout = connectTimeout
 	}
+	conf.ConnConfig.DialFunc = dialer().DialContext
 	params := conf.ConnConfig.RuntimeParams
 	setDefault(params, "application_name", "gpuaas-hub")
 	setDefault(params, "timezone", "UTC")
@@ -133,6 +140,23 @@ func Open(ctx context.Context, url string) (*DB, error) {
 			"PostgreSQL.", fmt.Errorf("version() says %q", version))
 	}
 	return d, nil
+}
+
+// dialer makes connections that end when the other machine is silent. How long a statement takes is not its concern.
+func dialer() *net.Dialer {
+	return &net.Dialer{
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: silence / 2, Interval: silence / 2, Count: 2},
+		Control: func(network, _ string, c syscall.RawConn) error {
+			if !strings.HasPrefix(network, "tcp") {
+				return nil
+			}
+			var failed error
+			err := c.Control(func(fd uintptr) {
+				failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(silence.Milliseconds()))
+			})
+			return errors.Join(err, failed)
+		},
+	}
 }
 
 // Engine says which kind of database this is.
