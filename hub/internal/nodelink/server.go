@@ -15,6 +15,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -136,6 +137,8 @@ type Server struct {
 
 	mu    sync.Mutex
 	nodes map[string]*connection
+	// ends counts the calls of Disconnect. A connection that is not registered yet may be meant by one.
+	ends  atomic.Uint64
 	ended sync.WaitGroup
 
 	opened, refused metric.Int64Counter
@@ -228,8 +231,10 @@ func (s *Server) find(nodeID string) *connection {
 	return s.nodes[nodeID]
 }
 
-// Disconnect ends a node's connection and sends it the reason.
+// Disconnect ends a node's connection and sends it the reason. One whose hello is being answered is closed: its node
+// dials again, and the next answer knows why this was called.
 func (s *Server) Disconnect(nodeID, reason string) {
+	s.ends.Add(1) // first: where register does not see it, find sees what register has stored
 	if c := s.find(nodeID); c != nil {
 		c.end(link.CodeBanned, reason)
 	}
@@ -335,7 +340,7 @@ func (s *Server) serve(ctx context.Context, conn *link.Conn, handler Handler) {
 		return
 	}
 	if !s.register(c) {
-		_ = conn.Close(link.CodeSuperseded, "a newer connection of this node is open")
+		_ = conn.Close(link.CodeSuperseded, "a newer connection of this node is open, or this one was ended")
 		return
 	}
 	failpoint.Hit("hub/session/registered")
@@ -380,6 +385,7 @@ func (s *Server) open(ctx context.Context, conn *link.Conn, handler Handler, pee
 	defer cancel()
 	deadline, _ := ctx.Deadline()
 	_ = stream.SetDeadline(deadline)
+	ends := s.ends.Load()
 	session, err := handler.OpenSession(ctx, peer, hello)
 	conn.ReleaseSlot()
 	if err != nil {
@@ -388,6 +394,7 @@ func (s *Server) open(ctx context.Context, conn *link.Conn, handler Handler, pee
 	}
 	c := &connection{
 		handler:      handler,
+		ends:         ends,
 		pushes:       s.pushes,
 		peer:         peer,
 		conn:         conn,
@@ -465,11 +472,12 @@ func (s *Server) refuse(conn *link.Conn, stream *link.Stream, err error) {
 	_ = conn.Close(code, string(f.Code))
 }
 
-// register makes c the connection of its node, and ends an older one.
+// register makes c the connection of its node, and ends an older one. It refuses a connection that is older itself, or
+// whose hello may have been answered before a ban.
 func (s *Server) register(c *connection) bool {
 	s.mu.Lock()
 	older := s.nodes[c.peer.NodeID]
-	if older != nil && older.acked.SessionNo > c.acked.SessionNo {
+	if c.ends != s.ends.Load() || older != nil && older.acked.SessionNo > c.acked.SessionNo {
 		s.mu.Unlock()
 		return false
 	}
