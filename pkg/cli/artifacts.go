@@ -43,10 +43,29 @@ func (a *app) artifactsCommand() *cobra.Command {
 		) error {
 			return showAnswer(s, artifactColumns())(s.hub.GetArtifact(ctx, project, args[0], nil, s.editors()...))
 		}),
+		a.projectAction("verify ARTIFACT_ID", "Read the signatures of an artifact once more", cobra.ExactArgs(1),
+			func(ctx context.Context, s *session, project string, args []string) error {
+				return showAnswer(s, artifactColumns())(s.hub.VerifyArtifact(ctx, project, args[0], s.editors()...))
+			}),
+		a.promoteArtifactCommand(),
+		a.withdrawCommand("deprecate", "Close an artifact for further versions", (*client.Hub).DeprecateArtifact),
 		a.withdrawCommand("retire", "End an artifact that nothing uses; its content leaves the registry",
 			(*client.Hub).RetireArtifact),
 		a.withdrawCommand("revoke", "End the trust in an artifact's content; nothing starts with it any more",
 			(*client.Hub).RevokeArtifact))
+}
+
+func (a *app) promoteArtifactCommand() *cobra.Command {
+	var channel, reason string
+	c := a.projectAction("promote ARTIFACT_ID", "Move a verified artifact to a later channel", cobra.ExactArgs(1),
+		func(ctx context.Context, s *session, project string, args []string) error {
+			body := client.ArtifactPromote{Channel: client.Channel(channel), Reason: reason}
+			return showAnswer(s, artifactColumns())(s.hub.PromoteArtifact(ctx, project, args[0], body, s.editors()...))
+		})
+	c.Flags().StringVar(&channel, "to", "", "stage or prod")
+	c.Flags().StringVar(&reason, "reason", "", "why")
+	_ = c.MarkFlagRequired("to") // exists
+	return c
 }
 
 func (a *app) withdrawCommand(verb, short string, call func(hub *client.Hub, ctx context.Context, project, id string,

@@ -18,7 +18,12 @@ func versionColumns() []column[client.AppVersion] {
 	return []column[client.AppVersion]{
 		{"APP", func(v client.AppVersion) string { return v.AppSlug }},
 		{"VERSION", func(v client.AppVersion) string { return v.Version }},
-		{"STATUS", func(v client.AppVersion) string { return string(v.Status) }},
+		{"STATUS", func(v client.AppVersion) string {
+			if v.CanaryPercent > 0 {
+				return fmt.Sprintf("%s %d %%", v.Status, v.CanaryPercent)
+			}
+			return string(v.Status)
+		}},
 		{"PUBLISHED", func(v client.AppVersion) string { return stamp(v.PublishedAt) }},
 		{"PUBLISHER KEY", func(v client.AppVersion) string { return v.PublisherKeyID[:min(12, len(v.PublisherKeyID))] }},
 	}
@@ -68,26 +73,48 @@ func (a *app) appsCommand() *cobra.Command {
 }
 
 func (a *app) versionsCommand() *cobra.Command {
-	one := func(verb, short string, call func(ctx context.Context, s *session, app,
-		version string) (*http.Response, error),
-	) *cobra.Command {
-		return a.action(verb+" APP VERSION", short, cobra.ExactArgs(2), func(ctx context.Context, s *session,
-			args []string,
-		) error {
-			return showAnswer(s, versionColumns())(call(ctx, s, args[0], args[1]))
-		})
+	var (
+		status  string
+		percent int32
+	)
+	promote := a.moveCommand("promote", "Let some launch a version before all", func(ctx context.Context, s *session,
+		app, version, reason string,
+	) (*http.Response, error) {
+		return s.hub.PromoteAppVersion(ctx, app, version, client.AppVersionPromote{
+			Status: client.AppVersionPromoteStatus(status), CanaryPercent: percent, Reason: reason,
+		}, s.editors()...)
+	})
+	promote.Flags().StringVar(&status, "to", "", "staged (the app's org and platform admins launch it) or canary (a "+
+		"share of the projects, too)")
+	promote.Flags().Int32Var(&percent, "percent", 0, "share of the projects that may launch a canary, 1 to 100")
+	_ = promote.MarkFlagRequired("to") // exists
+	return group("versions", "Promote, publish, deprecate and retire app versions (platform admin)", promote,
+		a.moveCommand("publish", "Make a version launchable by every entitled project", move(
+			(*client.Hub).PublishAppVersion)),
+		a.moveCommand("deprecate", "Close a version for new instances", move((*client.Hub).DeprecateAppVersion)),
+		a.moveCommand("retire", "End a version that no app instance has", move((*client.Hub).RetireAppVersion)))
+}
+
+// versionCall changes the status of a version.
+type versionCall func(ctx context.Context, s *session, app, version, reason string) (*http.Response, error)
+
+func move(call func(hub *client.Hub, ctx context.Context, app, version string, body client.AppVersionMove,
+	editors ...client.RequestEditorFn) (*http.Response, error),
+) versionCall {
+	return func(ctx context.Context, s *session, app, version, reason string) (*http.Response, error) {
+		return call(s.hub, ctx, app, version, client.AppVersionMove{Reason: reason}, s.editors()...)
 	}
-	return group("versions", "Publish and deprecate app versions (platform admin)",
-		one("publish", "Make a version launchable", func(ctx context.Context, s *session, app,
-			version string,
-		) (*http.Response, error) {
-			return s.hub.PublishAppVersion(ctx, app, version, s.editors()...)
-		}),
-		one("deprecate", "Close a version for new instances", func(ctx context.Context, s *session, app,
-			version string,
-		) (*http.Response, error) {
-			return s.hub.DeprecateAppVersion(ctx, app, version, s.editors()...)
-		}))
+}
+
+func (a *app) moveCommand(verb, short string, call versionCall) *cobra.Command {
+	var reason string
+	c := a.action(verb+" APP VERSION", short, cobra.ExactArgs(2), func(ctx context.Context, s *session,
+		args []string,
+	) error {
+		return showAnswer(s, versionColumns())(call(ctx, s, args[0], args[1], reason))
+	})
+	c.Flags().StringVar(&reason, "reason", "", "why")
+	return c
 }
 
 func (a *app) manifestsCommand() *cobra.Command {

@@ -62,7 +62,8 @@ func (h *fakeHub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	route := r.Method + " " + path
 	for _, serve := range []func(http.ResponseWriter, *http.Request, string) bool{
-		h.serveUsers, h.serveLogins, h.serveMembers, serveCustomRoles, serveWebhooks, h.serveCatalog, h.serveInstances,
+		h.serveUsers, h.serveLogins, h.serveMembers, serveCustomRoles, serveWebhooks, serveVersions, h.serveCatalog,
+		h.serveInstances,
 		h.storage.serveVolumes, h.storage.serveSecrets, h.storage.serveEnvironments, serveFleet,
 	} {
 		if serve(w, r, route) {
@@ -205,6 +206,33 @@ func serveWebhooks(w http.ResponseWriter, r *http.Request, route string) bool {
 	return true
 }
 
+// serveVersions answers what changes the status of a version.
+func serveVersions(w http.ResponseWriter, r *http.Request, route string) bool {
+	const versions = "/admin/apps/catalog/demo/versions/1.0.0/"
+	switch route {
+	case "POST " + versions + "promote":
+		var body client.AppVersionPromote
+		_ = json.NewDecoder(r.Body).Decode(&body)
+		answer(w, 200, client.AppVersion{
+			AppSlug: "demo", Version: "1.0.0", Status: client.AppVersionStatus(body.Status),
+			CanaryPercent: body.CanaryPercent,
+		})
+	case "POST " + versions + "publish":
+		answer(w, 200, client.AppVersion{AppSlug: "demo", Version: "1.0.0", Status: "active"})
+	case "POST " + versions + "deprecate":
+		answer(w, 200, client.AppVersion{AppSlug: "demo", Version: "1.0.0", Status: "deprecated"})
+	case "POST " + versions + "retire":
+		var body client.AppVersionMove
+		_ = json.NewDecoder(r.Body).Decode(&body)
+		if body.Reason != "" {
+			answer(w, 200, client.AppVersion{AppSlug: "demo", Version: "1.0.0", Status: "retired"})
+		}
+	default:
+		return false
+	}
+	return true
+}
+
 // serveCatalog answers for projects, apps, quotas, capacity and nodes.
 func (h *fakeHub) serveCatalog(w http.ResponseWriter, r *http.Request, route string) bool {
 	const project = "/projects/" + projectID
@@ -224,6 +252,14 @@ func (h *fakeHub) serveCatalog(w http.ResponseWriter, r *http.Request, route str
 			client.AppList{Items: []client.App{{Slug: "demo", LatestVersion: "1.0.0", RuntimeBackend: "launchable_oci"}}})
 	case "GET " + project + "/app-artifacts/" + artifactID:
 		answer(w, 200, client.Artifact{ID: artifactID, Repository: "org/acme/demo/runtime", Status: "active"})
+	case "POST " + project + "/app-artifacts/" + artifactID + "/verify":
+		answer(w, 200, client.Artifact{ID: artifactID, TrustState: "verified"})
+	case "POST " + project + "/app-artifacts/" + artifactID + "/promote":
+		var body client.ArtifactPromote
+		_ = json.NewDecoder(r.Body).Decode(&body)
+		answer(w, 200, client.Artifact{ID: artifactID, Channel: body.Channel})
+	case "POST " + project + "/app-artifacts/" + artifactID + "/deprecate":
+		answer(w, 200, client.Artifact{ID: artifactID, Status: "deprecated"})
 	case "POST " + project + "/app-artifacts/" + artifactID + "/retire",
 		"POST " + project + "/app-artifacts/" + artifactID + "/revoke":
 		var body client.ArtifactWithdraw

@@ -105,15 +105,89 @@ type ClientInterface interface {
 	// Corresponds with PUT /admin/apps/catalog/{app_slug}/owner (the `TransferAppSlug` operationId).
 	TransferAppSlug(ctx context.Context, appSlug AppSlug, body TransferAppSlugJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// DeprecateAppVersion Close a version for new instances; those that run go on
+	// DeprecateAppVersionWithBody Close a version for new instances; those that run go on
+	//
+	// The body may be left out.
+	//
+	// Takes any type of body and a specified content type.
 	//
 	// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/deprecate (the `DeprecateAppVersion` operationId).
-	DeprecateAppVersion(ctx context.Context, appSlug AppSlug, version Version, reqEditors ...RequestEditorFn) (*http.Response, error)
+	DeprecateAppVersionWithBody(ctx context.Context, appSlug AppSlug, version Version, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// PublishAppVersion Make a version launchable
+	// DeprecateAppVersion Close a version for new instances; those that run go on
+	//
+	// The body may be left out.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/deprecate (the `DeprecateAppVersion` operationId).
+	DeprecateAppVersion(ctx context.Context, appSlug AppSlug, version Version, body DeprecateAppVersionJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PromoteAppVersionWithBody Let some launch a version before all
+	//
+	// A staged version can be launched by the projects of the org that owns the app and by platform admins, a canary
+	// by them and by a share of all entitled projects; a project stays in while the share grows. The images must be
+	// registered and verified (409 `artifact_not_verified`), and become active. A draft becomes staged, a staged
+	// version a canary; a canary gets another share, or goes back to staged.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/promote (the `PromoteAppVersion` operationId).
+	PromoteAppVersionWithBody(ctx context.Context, appSlug AppSlug, version Version, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PromoteAppVersion Let some launch a version before all
+	//
+	// A staged version can be launched by the projects of the org that owns the app and by platform admins, a canary
+	// by them and by a share of all entitled projects; a project stays in while the share grows. The images must be
+	// registered and verified (409 `artifact_not_verified`), and become active. A draft becomes staged, a staged
+	// version a canary; a canary gets another share, or goes back to staged.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/promote (the `PromoteAppVersion` operationId).
+	PromoteAppVersion(ctx context.Context, appSlug AppSlug, version Version, body PromoteAppVersionJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PublishAppVersionWithBody Make a version launchable by every entitled project
+	//
+	// From draft, staged, canary or deprecated. The images must be registered and verified (409
+	// `artifact_not_verified`), and become active with it. The body may be left out.
+	//
+	// Takes any type of body and a specified content type.
 	//
 	// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/publish (the `PublishAppVersion` operationId).
-	PublishAppVersion(ctx context.Context, appSlug AppSlug, version Version, reqEditors ...RequestEditorFn) (*http.Response, error)
+	PublishAppVersionWithBody(ctx context.Context, appSlug AppSlug, version Version, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PublishAppVersion Make a version launchable by every entitled project
+	//
+	// From draft, staged, canary or deprecated. The images must be registered and verified (409
+	// `artifact_not_verified`), and become active with it. The body may be left out.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/publish (the `PublishAppVersion` operationId).
+	PublishAppVersion(ctx context.Context, appSlug AppSlug, version Version, body PublishAppVersionJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RetireAppVersionWithBody End a version that no app instance has
+	//
+	// From draft, staged, canary or deprecated. 409 `app_version_in_use` while an app instance of any org has the
+	// version, or may return to it during an upgrade. A retired version stays retired, and the registry keeps no image
+	// for it. The body may be left out.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/retire (the `RetireAppVersion` operationId).
+	RetireAppVersionWithBody(ctx context.Context, appSlug AppSlug, version Version, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RetireAppVersion End a version that no app instance has
+	//
+	// From draft, staged, canary or deprecated. 409 `app_version_in_use` while an app instance of any org has the
+	// version, or may return to it during an upgrade. A retired version stays retired, and the registry keeps no image
+	// for it. The body may be left out.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/retire (the `RetireAppVersion` operationId).
+	RetireAppVersion(ctx context.Context, appSlug AppSlug, version Version, body RetireAppVersionJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// RegisterManifestWithBody Register the publisher-signed manifest of an app version, as draft
 	//
@@ -1230,6 +1304,46 @@ type ClientInterface interface {
 	// Corresponds with GET /projects/{project_id}/app-artifacts/{artifact_id} (the `GetArtifact` operationId).
 	GetArtifact(ctx context.Context, projectID ProjectID, artifactID ArtifactID, params *GetArtifactParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// DeprecateArtifactWithBody Close an artifact for further versions
+	//
+	// 409 `artifact_in_use` while a version names it that is staged, canary or active. No version that names it can be
+	// promoted or published from then on; app instances that have it run on, and may start again.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/deprecate (the `DeprecateArtifact` operationId).
+	DeprecateArtifactWithBody(ctx context.Context, projectID ProjectID, artifactID ArtifactID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// DeprecateArtifact Close an artifact for further versions
+	//
+	// 409 `artifact_in_use` while a version names it that is staged, canary or active. No version that names it can be
+	// promoted or published from then on; app instances that have it run on, and may start again.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/deprecate (the `DeprecateArtifact` operationId).
+	DeprecateArtifact(ctx context.Context, projectID ProjectID, artifactID ArtifactID, body DeprecateArtifactJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PromoteArtifactWithBody Move a verified artifact to a later channel
+	//
+	// From `dev` to `stage` or `prod`, or from `stage` to `prod`: 409 `artifact_not_promotable` for an earlier one,
+	// and 409 `artifact_not_verified` without a signature that counts. Registering it again does not take it back.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/promote (the `PromoteArtifact` operationId).
+	PromoteArtifactWithBody(ctx context.Context, projectID ProjectID, artifactID ArtifactID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PromoteArtifact Move a verified artifact to a later channel
+	//
+	// From `dev` to `stage` or `prod`, or from `stage` to `prod`: 409 `artifact_not_promotable` for an earlier one,
+	// and 409 `artifact_not_verified` without a signature that counts. Registering it again does not take it back.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/promote (the `PromoteArtifact` operationId).
+	PromoteArtifact(ctx context.Context, projectID ProjectID, artifactID ArtifactID, body PromoteArtifactJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// RetireArtifactWithBody End an artifact that nothing uses; its content is removed from the registry
 	//
 	// 409 `artifact_in_use` while an active version names the artifact (deprecate the version first), or an app
@@ -1273,6 +1387,14 @@ type ClientInterface interface {
 	//
 	// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/revoke (the `RevokeArtifact` operationId).
 	RevokeArtifact(ctx context.Context, projectID ProjectID, artifactID ArtifactID, body RevokeArtifactJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// VerifyArtifact Read the signatures of an artifact once more
+	//
+	// Those that were pushed since it was registered, and those of publishers who were let in since, count now. A
+	// verified artifact stays verified.
+	//
+	// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/verify (the `VerifyArtifact` operationId).
+	VerifyArtifact(ctx context.Context, projectID ProjectID, artifactID ArtifactID, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListAppInstances App instances of the project
 	//
@@ -2148,11 +2270,15 @@ func (c *Client) TransferAppSlug(ctx context.Context, appSlug AppSlug, body Tran
 	return c.Client.Do(req)
 }
 
-// DeprecateAppVersion Close a version for new instances; those that run go on
+// DeprecateAppVersionWithBody Close a version for new instances; those that run go on
+//
+// The body may be left out.
+//
+// Takes any type of body and a specified content type.
 //
 // Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/deprecate (the `DeprecateAppVersion` operationId).
-func (c *Client) DeprecateAppVersion(ctx context.Context, appSlug AppSlug, version Version, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewDeprecateAppVersionRequest(c.Server, appSlug, version)
+func (c *Client) DeprecateAppVersionWithBody(ctx context.Context, appSlug AppSlug, version Version, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDeprecateAppVersionRequestWithBody(c.Server, appSlug, version, contentType, body)
 	if err != nil {
 		return nil, err
 	}
@@ -2163,11 +2289,141 @@ func (c *Client) DeprecateAppVersion(ctx context.Context, appSlug AppSlug, versi
 	return c.Client.Do(req)
 }
 
-// PublishAppVersion Make a version launchable
+// DeprecateAppVersion Close a version for new instances; those that run go on
+//
+// The body may be left out.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/deprecate (the `DeprecateAppVersion` operationId).
+func (c *Client) DeprecateAppVersion(ctx context.Context, appSlug AppSlug, version Version, body DeprecateAppVersionJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDeprecateAppVersionRequest(c.Server, appSlug, version, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PromoteAppVersionWithBody Let some launch a version before all
+//
+// A staged version can be launched by the projects of the org that owns the app and by platform admins, a canary
+// by them and by a share of all entitled projects; a project stays in while the share grows. The images must be
+// registered and verified (409 `artifact_not_verified`), and become active. A draft becomes staged, a staged
+// version a canary; a canary gets another share, or goes back to staged.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/promote (the `PromoteAppVersion` operationId).
+func (c *Client) PromoteAppVersionWithBody(ctx context.Context, appSlug AppSlug, version Version, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPromoteAppVersionRequestWithBody(c.Server, appSlug, version, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PromoteAppVersion Let some launch a version before all
+//
+// A staged version can be launched by the projects of the org that owns the app and by platform admins, a canary
+// by them and by a share of all entitled projects; a project stays in while the share grows. The images must be
+// registered and verified (409 `artifact_not_verified`), and become active. A draft becomes staged, a staged
+// version a canary; a canary gets another share, or goes back to staged.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/promote (the `PromoteAppVersion` operationId).
+func (c *Client) PromoteAppVersion(ctx context.Context, appSlug AppSlug, version Version, body PromoteAppVersionJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPromoteAppVersionRequest(c.Server, appSlug, version, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PublishAppVersionWithBody Make a version launchable by every entitled project
+//
+// From draft, staged, canary or deprecated. The images must be registered and verified (409
+// `artifact_not_verified`), and become active with it. The body may be left out.
+//
+// Takes any type of body and a specified content type.
 //
 // Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/publish (the `PublishAppVersion` operationId).
-func (c *Client) PublishAppVersion(ctx context.Context, appSlug AppSlug, version Version, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewPublishAppVersionRequest(c.Server, appSlug, version)
+func (c *Client) PublishAppVersionWithBody(ctx context.Context, appSlug AppSlug, version Version, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPublishAppVersionRequestWithBody(c.Server, appSlug, version, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PublishAppVersion Make a version launchable by every entitled project
+//
+// From draft, staged, canary or deprecated. The images must be registered and verified (409
+// `artifact_not_verified`), and become active with it. The body may be left out.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/publish (the `PublishAppVersion` operationId).
+func (c *Client) PublishAppVersion(ctx context.Context, appSlug AppSlug, version Version, body PublishAppVersionJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPublishAppVersionRequest(c.Server, appSlug, version, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RetireAppVersionWithBody End a version that no app instance has
+//
+// From draft, staged, canary or deprecated. 409 `app_version_in_use` while an app instance of any org has the
+// version, or may return to it during an upgrade. A retired version stays retired, and the registry keeps no image
+// for it. The body may be left out.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/retire (the `RetireAppVersion` operationId).
+func (c *Client) RetireAppVersionWithBody(ctx context.Context, appSlug AppSlug, version Version, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRetireAppVersionRequestWithBody(c.Server, appSlug, version, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RetireAppVersion End a version that no app instance has
+//
+// From draft, staged, canary or deprecated. 409 `app_version_in_use` while an app instance of any org has the
+// version, or may return to it during an upgrade. A retired version stays retired, and the registry keeps no image
+// for it. The body may be left out.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/retire (the `RetireAppVersion` operationId).
+func (c *Client) RetireAppVersion(ctx context.Context, appSlug AppSlug, version Version, body RetireAppVersionJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRetireAppVersionRequest(c.Server, appSlug, version, body)
 	if err != nil {
 		return nil, err
 	}
@@ -4623,6 +4879,86 @@ func (c *Client) GetArtifact(ctx context.Context, projectID ProjectID, artifactI
 	return c.Client.Do(req)
 }
 
+// DeprecateArtifactWithBody Close an artifact for further versions
+//
+// 409 `artifact_in_use` while a version names it that is staged, canary or active. No version that names it can be
+// promoted or published from then on; app instances that have it run on, and may start again.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/deprecate (the `DeprecateArtifact` operationId).
+func (c *Client) DeprecateArtifactWithBody(ctx context.Context, projectID ProjectID, artifactID ArtifactID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDeprecateArtifactRequestWithBody(c.Server, projectID, artifactID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// DeprecateArtifact Close an artifact for further versions
+//
+// 409 `artifact_in_use` while a version names it that is staged, canary or active. No version that names it can be
+// promoted or published from then on; app instances that have it run on, and may start again.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/deprecate (the `DeprecateArtifact` operationId).
+func (c *Client) DeprecateArtifact(ctx context.Context, projectID ProjectID, artifactID ArtifactID, body DeprecateArtifactJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDeprecateArtifactRequest(c.Server, projectID, artifactID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PromoteArtifactWithBody Move a verified artifact to a later channel
+//
+// From `dev` to `stage` or `prod`, or from `stage` to `prod`: 409 `artifact_not_promotable` for an earlier one,
+// and 409 `artifact_not_verified` without a signature that counts. Registering it again does not take it back.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/promote (the `PromoteArtifact` operationId).
+func (c *Client) PromoteArtifactWithBody(ctx context.Context, projectID ProjectID, artifactID ArtifactID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPromoteArtifactRequestWithBody(c.Server, projectID, artifactID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PromoteArtifact Move a verified artifact to a later channel
+//
+// From `dev` to `stage` or `prod`, or from `stage` to `prod`: 409 `artifact_not_promotable` for an earlier one,
+// and 409 `artifact_not_verified` without a signature that counts. Registering it again does not take it back.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/promote (the `PromoteArtifact` operationId).
+func (c *Client) PromoteArtifact(ctx context.Context, projectID ProjectID, artifactID ArtifactID, body PromoteArtifactJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPromoteArtifactRequest(c.Server, projectID, artifactID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // RetireArtifactWithBody End an artifact that nothing uses; its content is removed from the registry
 //
 // 409 `artifact_in_use` while an active version names the artifact (deprecate the version first), or an app
@@ -4697,6 +5033,24 @@ func (c *Client) RevokeArtifactWithBody(ctx context.Context, projectID ProjectID
 // Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/revoke (the `RevokeArtifact` operationId).
 func (c *Client) RevokeArtifact(ctx context.Context, projectID ProjectID, artifactID ArtifactID, body RevokeArtifactJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewRevokeArtifactRequest(c.Server, projectID, artifactID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// VerifyArtifact Read the signatures of an artifact once more
+//
+// Those that were pushed since it was registered, and those of publishers who were let in since, count now. A
+// verified artifact stays verified.
+//
+// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/verify (the `VerifyArtifact` operationId).
+func (c *Client) VerifyArtifact(ctx context.Context, projectID ProjectID, artifactID ArtifactID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewVerifyArtifactRequest(c.Server, projectID, artifactID)
 	if err != nil {
 		return nil, err
 	}
@@ -6573,8 +6927,19 @@ func NewTransferAppSlugRequestWithBody(server string, appSlug AppSlug, contentTy
 	return req, nil
 }
 
-// NewDeprecateAppVersionRequest constructs an http.Request for the DeprecateAppVersion method
-func NewDeprecateAppVersionRequest(server string, appSlug AppSlug, version Version) (*http.Request, error) {
+// NewDeprecateAppVersionRequest calls the generic DeprecateAppVersion builder with application/json body
+func NewDeprecateAppVersionRequest(server string, appSlug AppSlug, version Version, body DeprecateAppVersionJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewDeprecateAppVersionRequestWithBody(server, appSlug, version, "application/json", bodyReader)
+}
+
+// NewDeprecateAppVersionRequestWithBody constructs an http.Request for the DeprecateAppVersion method, with any body, and a specified content type
+func NewDeprecateAppVersionRequestWithBody(server string, appSlug AppSlug, version Version, contentType string, body io.Reader) (*http.Request, error) {
 	var err error
 
 	var pathParam0 string
@@ -6606,16 +6971,83 @@ func NewDeprecateAppVersionRequest(server string, appSlug AppSlug, version Versi
 		return nil, err
 	}
 
-	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
 	if err != nil {
 		return nil, err
 	}
 
+	req.Header.Add("Content-Type", contentType)
+
 	return req, nil
 }
 
-// NewPublishAppVersionRequest constructs an http.Request for the PublishAppVersion method
-func NewPublishAppVersionRequest(server string, appSlug AppSlug, version Version) (*http.Request, error) {
+// NewPromoteAppVersionRequest calls the generic PromoteAppVersion builder with application/json body
+func NewPromoteAppVersionRequest(server string, appSlug AppSlug, version Version, body PromoteAppVersionJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewPromoteAppVersionRequestWithBody(server, appSlug, version, "application/json", bodyReader)
+}
+
+// NewPromoteAppVersionRequestWithBody constructs an http.Request for the PromoteAppVersion method, with any body, and a specified content type
+func NewPromoteAppVersionRequestWithBody(server string, appSlug AppSlug, version Version, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "app_slug", appSlug, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "version", version, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/admin/apps/catalog/%s/versions/%s/promote", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewPublishAppVersionRequest calls the generic PublishAppVersion builder with application/json body
+func NewPublishAppVersionRequest(server string, appSlug AppSlug, version Version, body PublishAppVersionJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewPublishAppVersionRequestWithBody(server, appSlug, version, "application/json", bodyReader)
+}
+
+// NewPublishAppVersionRequestWithBody constructs an http.Request for the PublishAppVersion method, with any body, and a specified content type
+func NewPublishAppVersionRequestWithBody(server string, appSlug AppSlug, version Version, contentType string, body io.Reader) (*http.Request, error) {
 	var err error
 
 	var pathParam0 string
@@ -6647,10 +7079,66 @@ func NewPublishAppVersionRequest(server string, appSlug AppSlug, version Version
 		return nil, err
 	}
 
-	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
 	if err != nil {
 		return nil, err
 	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewRetireAppVersionRequest calls the generic RetireAppVersion builder with application/json body
+func NewRetireAppVersionRequest(server string, appSlug AppSlug, version Version, body RetireAppVersionJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewRetireAppVersionRequestWithBody(server, appSlug, version, "application/json", bodyReader)
+}
+
+// NewRetireAppVersionRequestWithBody constructs an http.Request for the RetireAppVersion method, with any body, and a specified content type
+func NewRetireAppVersionRequestWithBody(server string, appSlug AppSlug, version Version, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "app_slug", appSlug, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "version", version, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/admin/apps/catalog/%s/versions/%s/retire", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
 
 	return req, nil
 }
@@ -11564,6 +12052,114 @@ func NewGetArtifactRequest(server string, projectID ProjectID, artifactID Artifa
 	return req, nil
 }
 
+// NewDeprecateArtifactRequest calls the generic DeprecateArtifact builder with application/json body
+func NewDeprecateArtifactRequest(server string, projectID ProjectID, artifactID ArtifactID, body DeprecateArtifactJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewDeprecateArtifactRequestWithBody(server, projectID, artifactID, "application/json", bodyReader)
+}
+
+// NewDeprecateArtifactRequestWithBody constructs an http.Request for the DeprecateArtifact method, with any body, and a specified content type
+func NewDeprecateArtifactRequestWithBody(server string, projectID ProjectID, artifactID ArtifactID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "artifact_id", artifactID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-artifacts/%s/deprecate", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewPromoteArtifactRequest calls the generic PromoteArtifact builder with application/json body
+func NewPromoteArtifactRequest(server string, projectID ProjectID, artifactID ArtifactID, body PromoteArtifactJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewPromoteArtifactRequestWithBody(server, projectID, artifactID, "application/json", bodyReader)
+}
+
+// NewPromoteArtifactRequestWithBody constructs an http.Request for the PromoteArtifact method, with any body, and a specified content type
+func NewPromoteArtifactRequestWithBody(server string, projectID ProjectID, artifactID ArtifactID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "artifact_id", artifactID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-artifacts/%s/promote", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
 // NewRetireArtifactRequest calls the generic RetireArtifact builder with application/json body
 func NewRetireArtifactRequest(server string, projectID ProjectID, artifactID ArtifactID, body RetireArtifactJSONRequestBody) (*http.Request, error) {
 	var bodyReader io.Reader
@@ -11668,6 +12264,47 @@ func NewRevokeArtifactRequestWithBody(server string, projectID ProjectID, artifa
 	}
 
 	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewVerifyArtifactRequest constructs an http.Request for the VerifyArtifact method
+func NewVerifyArtifactRequest(server string, projectID ProjectID, artifactID ArtifactID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "artifact_id", artifactID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-artifacts/%s/verify", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
 
 	return req, nil
 }
@@ -15728,19 +16365,89 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with PUT /admin/apps/catalog/{app_slug}/owner (the `TransferAppSlug` operationId).
 	TransferAppSlugWithResponse(ctx context.Context, appSlug AppSlug, body TransferAppSlugJSONRequestBody, reqEditors ...RequestEditorFn) (*TransferAppSlugResponse, error)
 
-	// DeprecateAppVersionWithResponse Close a version for new instances; those that run go on
+	// DeprecateAppVersionWithBodyWithResponse Close a version for new instances; those that run go on
 	//
-	// Returns a wrapper object for the known response body format(s).
+	// The body may be left out.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/deprecate (the `DeprecateAppVersion` operationId).
-	DeprecateAppVersionWithResponse(ctx context.Context, appSlug AppSlug, version Version, reqEditors ...RequestEditorFn) (*DeprecateAppVersionResponse, error)
+	DeprecateAppVersionWithBodyWithResponse(ctx context.Context, appSlug AppSlug, version Version, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*DeprecateAppVersionResponse, error)
 
-	// PublishAppVersionWithResponse Make a version launchable
+	// DeprecateAppVersionWithResponse Close a version for new instances; those that run go on
 	//
-	// Returns a wrapper object for the known response body format(s).
+	// The body may be left out.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/deprecate (the `DeprecateAppVersion` operationId).
+	DeprecateAppVersionWithResponse(ctx context.Context, appSlug AppSlug, version Version, body DeprecateAppVersionJSONRequestBody, reqEditors ...RequestEditorFn) (*DeprecateAppVersionResponse, error)
+
+	// PromoteAppVersionWithBodyWithResponse Let some launch a version before all
+	//
+	// A staged version can be launched by the projects of the org that owns the app and by platform admins, a canary
+	// by them and by a share of all entitled projects; a project stays in while the share grows. The images must be
+	// registered and verified (409 `artifact_not_verified`), and become active. A draft becomes staged, a staged
+	// version a canary; a canary gets another share, or goes back to staged.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/promote (the `PromoteAppVersion` operationId).
+	PromoteAppVersionWithBodyWithResponse(ctx context.Context, appSlug AppSlug, version Version, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PromoteAppVersionResponse, error)
+
+	// PromoteAppVersionWithResponse Let some launch a version before all
+	//
+	// A staged version can be launched by the projects of the org that owns the app and by platform admins, a canary
+	// by them and by a share of all entitled projects; a project stays in while the share grows. The images must be
+	// registered and verified (409 `artifact_not_verified`), and become active. A draft becomes staged, a staged
+	// version a canary; a canary gets another share, or goes back to staged.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/promote (the `PromoteAppVersion` operationId).
+	PromoteAppVersionWithResponse(ctx context.Context, appSlug AppSlug, version Version, body PromoteAppVersionJSONRequestBody, reqEditors ...RequestEditorFn) (*PromoteAppVersionResponse, error)
+
+	// PublishAppVersionWithBodyWithResponse Make a version launchable by every entitled project
+	//
+	// From draft, staged, canary or deprecated. The images must be registered and verified (409
+	// `artifact_not_verified`), and become active with it. The body may be left out.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/publish (the `PublishAppVersion` operationId).
-	PublishAppVersionWithResponse(ctx context.Context, appSlug AppSlug, version Version, reqEditors ...RequestEditorFn) (*PublishAppVersionResponse, error)
+	PublishAppVersionWithBodyWithResponse(ctx context.Context, appSlug AppSlug, version Version, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PublishAppVersionResponse, error)
+
+	// PublishAppVersionWithResponse Make a version launchable by every entitled project
+	//
+	// From draft, staged, canary or deprecated. The images must be registered and verified (409
+	// `artifact_not_verified`), and become active with it. The body may be left out.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/publish (the `PublishAppVersion` operationId).
+	PublishAppVersionWithResponse(ctx context.Context, appSlug AppSlug, version Version, body PublishAppVersionJSONRequestBody, reqEditors ...RequestEditorFn) (*PublishAppVersionResponse, error)
+
+	// RetireAppVersionWithBodyWithResponse End a version that no app instance has
+	//
+	// From draft, staged, canary or deprecated. 409 `app_version_in_use` while an app instance of any org has the
+	// version, or may return to it during an upgrade. A retired version stays retired, and the registry keeps no image
+	// for it. The body may be left out.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/retire (the `RetireAppVersion` operationId).
+	RetireAppVersionWithBodyWithResponse(ctx context.Context, appSlug AppSlug, version Version, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RetireAppVersionResponse, error)
+
+	// RetireAppVersionWithResponse End a version that no app instance has
+	//
+	// From draft, staged, canary or deprecated. 409 `app_version_in_use` while an app instance of any org has the
+	// version, or may return to it during an upgrade. A retired version stays retired, and the registry keeps no image
+	// for it. The body may be left out.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/retire (the `RetireAppVersion` operationId).
+	RetireAppVersionWithResponse(ctx context.Context, appSlug AppSlug, version Version, body RetireAppVersionJSONRequestBody, reqEditors ...RequestEditorFn) (*RetireAppVersionResponse, error)
 
 	// RegisterManifestWithBodyWithResponse Register the publisher-signed manifest of an app version, as draft
 	//
@@ -16977,6 +17684,46 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /projects/{project_id}/app-artifacts/{artifact_id} (the `GetArtifact` operationId).
 	GetArtifactWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, params *GetArtifactParams, reqEditors ...RequestEditorFn) (*GetArtifactResponse, error)
 
+	// DeprecateArtifactWithBodyWithResponse Close an artifact for further versions
+	//
+	// 409 `artifact_in_use` while a version names it that is staged, canary or active. No version that names it can be
+	// promoted or published from then on; app instances that have it run on, and may start again.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/deprecate (the `DeprecateArtifact` operationId).
+	DeprecateArtifactWithBodyWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*DeprecateArtifactResponse, error)
+
+	// DeprecateArtifactWithResponse Close an artifact for further versions
+	//
+	// 409 `artifact_in_use` while a version names it that is staged, canary or active. No version that names it can be
+	// promoted or published from then on; app instances that have it run on, and may start again.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/deprecate (the `DeprecateArtifact` operationId).
+	DeprecateArtifactWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, body DeprecateArtifactJSONRequestBody, reqEditors ...RequestEditorFn) (*DeprecateArtifactResponse, error)
+
+	// PromoteArtifactWithBodyWithResponse Move a verified artifact to a later channel
+	//
+	// From `dev` to `stage` or `prod`, or from `stage` to `prod`: 409 `artifact_not_promotable` for an earlier one,
+	// and 409 `artifact_not_verified` without a signature that counts. Registering it again does not take it back.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/promote (the `PromoteArtifact` operationId).
+	PromoteArtifactWithBodyWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PromoteArtifactResponse, error)
+
+	// PromoteArtifactWithResponse Move a verified artifact to a later channel
+	//
+	// From `dev` to `stage` or `prod`, or from `stage` to `prod`: 409 `artifact_not_promotable` for an earlier one,
+	// and 409 `artifact_not_verified` without a signature that counts. Registering it again does not take it back.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/promote (the `PromoteArtifact` operationId).
+	PromoteArtifactWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, body PromoteArtifactJSONRequestBody, reqEditors ...RequestEditorFn) (*PromoteArtifactResponse, error)
+
 	// RetireArtifactWithBodyWithResponse End an artifact that nothing uses; its content is removed from the registry
 	//
 	// 409 `artifact_in_use` while an active version names the artifact (deprecate the version first), or an app
@@ -17020,6 +17767,16 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/revoke (the `RevokeArtifact` operationId).
 	RevokeArtifactWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, body RevokeArtifactJSONRequestBody, reqEditors ...RequestEditorFn) (*RevokeArtifactResponse, error)
+
+	// VerifyArtifactWithResponse Read the signatures of an artifact once more
+	//
+	// Those that were pushed since it was registered, and those of publishers who were let in since, count now. A
+	// verified artifact stays verified.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/verify (the `VerifyArtifact` operationId).
+	VerifyArtifactWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, reqEditors ...RequestEditorFn) (*VerifyArtifactResponse, error)
 
 	// ListAppInstancesWithResponse App instances of the project
 	//
@@ -18049,6 +18806,54 @@ func (r DeprecateAppVersionResponse) ContentType() string {
 	return ""
 }
 
+type PromoteAppVersionResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *AppVersion
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r PromoteAppVersionResponse) GetJSON200() *AppVersion {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r PromoteAppVersionResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r PromoteAppVersionResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r PromoteAppVersionResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r PromoteAppVersionResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r PromoteAppVersionResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type PublishAppVersionResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -18091,6 +18896,54 @@ func (r PublishAppVersionResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r PublishAppVersionResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RetireAppVersionResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *AppVersion
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r RetireAppVersionResponse) GetJSON200() *AppVersion {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RetireAppVersionResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RetireAppVersionResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RetireAppVersionResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RetireAppVersionResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RetireAppVersionResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -22635,6 +23488,102 @@ func (r GetArtifactResponse) ContentType() string {
 	return ""
 }
 
+type DeprecateArtifactResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Artifact
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r DeprecateArtifactResponse) GetJSON200() *Artifact {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r DeprecateArtifactResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r DeprecateArtifactResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r DeprecateArtifactResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r DeprecateArtifactResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r DeprecateArtifactResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type PromoteArtifactResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Artifact
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r PromoteArtifactResponse) GetJSON200() *Artifact {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r PromoteArtifactResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r PromoteArtifactResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r PromoteArtifactResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r PromoteArtifactResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r PromoteArtifactResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type RetireArtifactResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -22725,6 +23674,54 @@ func (r RevokeArtifactResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r RevokeArtifactResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type VerifyArtifactResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Artifact
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r VerifyArtifactResponse) GetJSON200() *Artifact {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r VerifyArtifactResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r VerifyArtifactResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r VerifyArtifactResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r VerifyArtifactResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r VerifyArtifactResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -26143,30 +27140,136 @@ func (c *ClientWithResponses) TransferAppSlugWithResponse(ctx context.Context, a
 	return ParseTransferAppSlugResponse(rsp)
 }
 
-// DeprecateAppVersionWithResponse Close a version for new instances; those that run go on
+// DeprecateAppVersionWithBodyWithResponse Close a version for new instances; those that run go on
 //
-// Returns a wrapper object for the known response body format(s).
+// The body may be left out.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
 // Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/deprecate (the `DeprecateAppVersion` operationId).
-func (c *ClientWithResponses) DeprecateAppVersionWithResponse(ctx context.Context, appSlug AppSlug, version Version, reqEditors ...RequestEditorFn) (*DeprecateAppVersionResponse, error) {
-	rsp, err := c.DeprecateAppVersion(ctx, appSlug, version, reqEditors...)
+func (c *ClientWithResponses) DeprecateAppVersionWithBodyWithResponse(ctx context.Context, appSlug AppSlug, version Version, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*DeprecateAppVersionResponse, error) {
+	rsp, err := c.DeprecateAppVersionWithBody(ctx, appSlug, version, contentType, body, reqEditors...)
 	if err != nil {
 		return nil, err
 	}
 	return ParseDeprecateAppVersionResponse(rsp)
 }
 
-// PublishAppVersionWithResponse Make a version launchable
+// DeprecateAppVersionWithResponse Close a version for new instances; those that run go on
 //
-// Returns a wrapper object for the known response body format(s).
+// The body may be left out.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/deprecate (the `DeprecateAppVersion` operationId).
+func (c *ClientWithResponses) DeprecateAppVersionWithResponse(ctx context.Context, appSlug AppSlug, version Version, body DeprecateAppVersionJSONRequestBody, reqEditors ...RequestEditorFn) (*DeprecateAppVersionResponse, error) {
+	rsp, err := c.DeprecateAppVersion(ctx, appSlug, version, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseDeprecateAppVersionResponse(rsp)
+}
+
+// PromoteAppVersionWithBodyWithResponse Let some launch a version before all
+//
+// A staged version can be launched by the projects of the org that owns the app and by platform admins, a canary
+// by them and by a share of all entitled projects; a project stays in while the share grows. The images must be
+// registered and verified (409 `artifact_not_verified`), and become active. A draft becomes staged, a staged
+// version a canary; a canary gets another share, or goes back to staged.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/promote (the `PromoteAppVersion` operationId).
+func (c *ClientWithResponses) PromoteAppVersionWithBodyWithResponse(ctx context.Context, appSlug AppSlug, version Version, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PromoteAppVersionResponse, error) {
+	rsp, err := c.PromoteAppVersionWithBody(ctx, appSlug, version, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePromoteAppVersionResponse(rsp)
+}
+
+// PromoteAppVersionWithResponse Let some launch a version before all
+//
+// A staged version can be launched by the projects of the org that owns the app and by platform admins, a canary
+// by them and by a share of all entitled projects; a project stays in while the share grows. The images must be
+// registered and verified (409 `artifact_not_verified`), and become active. A draft becomes staged, a staged
+// version a canary; a canary gets another share, or goes back to staged.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/promote (the `PromoteAppVersion` operationId).
+func (c *ClientWithResponses) PromoteAppVersionWithResponse(ctx context.Context, appSlug AppSlug, version Version, body PromoteAppVersionJSONRequestBody, reqEditors ...RequestEditorFn) (*PromoteAppVersionResponse, error) {
+	rsp, err := c.PromoteAppVersion(ctx, appSlug, version, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePromoteAppVersionResponse(rsp)
+}
+
+// PublishAppVersionWithBodyWithResponse Make a version launchable by every entitled project
+//
+// From draft, staged, canary or deprecated. The images must be registered and verified (409
+// `artifact_not_verified`), and become active with it. The body may be left out.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
 // Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/publish (the `PublishAppVersion` operationId).
-func (c *ClientWithResponses) PublishAppVersionWithResponse(ctx context.Context, appSlug AppSlug, version Version, reqEditors ...RequestEditorFn) (*PublishAppVersionResponse, error) {
-	rsp, err := c.PublishAppVersion(ctx, appSlug, version, reqEditors...)
+func (c *ClientWithResponses) PublishAppVersionWithBodyWithResponse(ctx context.Context, appSlug AppSlug, version Version, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PublishAppVersionResponse, error) {
+	rsp, err := c.PublishAppVersionWithBody(ctx, appSlug, version, contentType, body, reqEditors...)
 	if err != nil {
 		return nil, err
 	}
 	return ParsePublishAppVersionResponse(rsp)
+}
+
+// PublishAppVersionWithResponse Make a version launchable by every entitled project
+//
+// From draft, staged, canary or deprecated. The images must be registered and verified (409
+// `artifact_not_verified`), and become active with it. The body may be left out.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/publish (the `PublishAppVersion` operationId).
+func (c *ClientWithResponses) PublishAppVersionWithResponse(ctx context.Context, appSlug AppSlug, version Version, body PublishAppVersionJSONRequestBody, reqEditors ...RequestEditorFn) (*PublishAppVersionResponse, error) {
+	rsp, err := c.PublishAppVersion(ctx, appSlug, version, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePublishAppVersionResponse(rsp)
+}
+
+// RetireAppVersionWithBodyWithResponse End a version that no app instance has
+//
+// From draft, staged, canary or deprecated. 409 `app_version_in_use` while an app instance of any org has the
+// version, or may return to it during an upgrade. A retired version stays retired, and the registry keeps no image
+// for it. The body may be left out.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/retire (the `RetireAppVersion` operationId).
+func (c *ClientWithResponses) RetireAppVersionWithBodyWithResponse(ctx context.Context, appSlug AppSlug, version Version, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RetireAppVersionResponse, error) {
+	rsp, err := c.RetireAppVersionWithBody(ctx, appSlug, version, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRetireAppVersionResponse(rsp)
+}
+
+// RetireAppVersionWithResponse End a version that no app instance has
+//
+// From draft, staged, canary or deprecated. 409 `app_version_in_use` while an app instance of any org has the
+// version, or may return to it during an upgrade. A retired version stays retired, and the registry keeps no image
+// for it. The body may be left out.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /admin/apps/catalog/{app_slug}/versions/{version}/retire (the `RetireAppVersion` operationId).
+func (c *ClientWithResponses) RetireAppVersionWithResponse(ctx context.Context, appSlug AppSlug, version Version, body RetireAppVersionJSONRequestBody, reqEditors ...RequestEditorFn) (*RetireAppVersionResponse, error) {
+	rsp, err := c.RetireAppVersion(ctx, appSlug, version, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRetireAppVersionResponse(rsp)
 }
 
 // RegisterManifestWithBodyWithResponse Register the publisher-signed manifest of an app version, as draft
@@ -28202,6 +29305,70 @@ func (c *ClientWithResponses) GetArtifactWithResponse(ctx context.Context, proje
 	return ParseGetArtifactResponse(rsp)
 }
 
+// DeprecateArtifactWithBodyWithResponse Close an artifact for further versions
+//
+// 409 `artifact_in_use` while a version names it that is staged, canary or active. No version that names it can be
+// promoted or published from then on; app instances that have it run on, and may start again.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/deprecate (the `DeprecateArtifact` operationId).
+func (c *ClientWithResponses) DeprecateArtifactWithBodyWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*DeprecateArtifactResponse, error) {
+	rsp, err := c.DeprecateArtifactWithBody(ctx, projectID, artifactID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseDeprecateArtifactResponse(rsp)
+}
+
+// DeprecateArtifactWithResponse Close an artifact for further versions
+//
+// 409 `artifact_in_use` while a version names it that is staged, canary or active. No version that names it can be
+// promoted or published from then on; app instances that have it run on, and may start again.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/deprecate (the `DeprecateArtifact` operationId).
+func (c *ClientWithResponses) DeprecateArtifactWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, body DeprecateArtifactJSONRequestBody, reqEditors ...RequestEditorFn) (*DeprecateArtifactResponse, error) {
+	rsp, err := c.DeprecateArtifact(ctx, projectID, artifactID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseDeprecateArtifactResponse(rsp)
+}
+
+// PromoteArtifactWithBodyWithResponse Move a verified artifact to a later channel
+//
+// From `dev` to `stage` or `prod`, or from `stage` to `prod`: 409 `artifact_not_promotable` for an earlier one,
+// and 409 `artifact_not_verified` without a signature that counts. Registering it again does not take it back.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/promote (the `PromoteArtifact` operationId).
+func (c *ClientWithResponses) PromoteArtifactWithBodyWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PromoteArtifactResponse, error) {
+	rsp, err := c.PromoteArtifactWithBody(ctx, projectID, artifactID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePromoteArtifactResponse(rsp)
+}
+
+// PromoteArtifactWithResponse Move a verified artifact to a later channel
+//
+// From `dev` to `stage` or `prod`, or from `stage` to `prod`: 409 `artifact_not_promotable` for an earlier one,
+// and 409 `artifact_not_verified` without a signature that counts. Registering it again does not take it back.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/promote (the `PromoteArtifact` operationId).
+func (c *ClientWithResponses) PromoteArtifactWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, body PromoteArtifactJSONRequestBody, reqEditors ...RequestEditorFn) (*PromoteArtifactResponse, error) {
+	rsp, err := c.PromoteArtifact(ctx, projectID, artifactID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePromoteArtifactResponse(rsp)
+}
+
 // RetireArtifactWithBodyWithResponse End an artifact that nothing uses; its content is removed from the registry
 //
 // 409 `artifact_in_use` while an active version names the artifact (deprecate the version first), or an app
@@ -28268,6 +29435,22 @@ func (c *ClientWithResponses) RevokeArtifactWithResponse(ctx context.Context, pr
 		return nil, err
 	}
 	return ParseRevokeArtifactResponse(rsp)
+}
+
+// VerifyArtifactWithResponse Read the signatures of an artifact once more
+//
+// Those that were pushed since it was registered, and those of publishers who were let in since, count now. A
+// verified artifact stays verified.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-artifacts/{artifact_id}/verify (the `VerifyArtifact` operationId).
+func (c *ClientWithResponses) VerifyArtifactWithResponse(ctx context.Context, projectID ProjectID, artifactID ArtifactID, reqEditors ...RequestEditorFn) (*VerifyArtifactResponse, error) {
+	rsp, err := c.VerifyArtifact(ctx, projectID, artifactID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseVerifyArtifactResponse(rsp)
 }
 
 // ListAppInstancesWithResponse App instances of the project
@@ -29855,6 +31038,39 @@ func ParseDeprecateAppVersionResponse(rsp *http.Response) (*DeprecateAppVersionR
 	return response, nil
 }
 
+// ParsePromoteAppVersionResponse parses an HTTP response from a PromoteAppVersionWithResponse call
+func ParsePromoteAppVersionResponse(rsp *http.Response) (*PromoteAppVersionResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &PromoteAppVersionResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest AppVersion
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
 // ParsePublishAppVersionResponse parses an HTTP response from a PublishAppVersionWithResponse call
 func ParsePublishAppVersionResponse(rsp *http.Response) (*PublishAppVersionResponse, error) {
 	bodyBytes, err := io.ReadAll(rsp.Body)
@@ -29864,6 +31080,39 @@ func ParsePublishAppVersionResponse(rsp *http.Response) (*PublishAppVersionRespo
 	}
 
 	response := &PublishAppVersionResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest AppVersion
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRetireAppVersionResponse parses an HTTP response from a RetireAppVersionWithResponse call
+func ParseRetireAppVersionResponse(rsp *http.Response) (*RetireAppVersionResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RetireAppVersionResponse{
 		Body:         bodyBytes,
 		HTTPResponse: rsp,
 	}
@@ -33016,6 +34265,72 @@ func ParseGetArtifactResponse(rsp *http.Response) (*GetArtifactResponse, error) 
 	return response, nil
 }
 
+// ParseDeprecateArtifactResponse parses an HTTP response from a DeprecateArtifactWithResponse call
+func ParseDeprecateArtifactResponse(rsp *http.Response) (*DeprecateArtifactResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &DeprecateArtifactResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Artifact
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParsePromoteArtifactResponse parses an HTTP response from a PromoteArtifactWithResponse call
+func ParsePromoteArtifactResponse(rsp *http.Response) (*PromoteArtifactResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &PromoteArtifactResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Artifact
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
 // ParseRetireArtifactResponse parses an HTTP response from a RetireArtifactWithResponse call
 func ParseRetireArtifactResponse(rsp *http.Response) (*RetireArtifactResponse, error) {
 	bodyBytes, err := io.ReadAll(rsp.Body)
@@ -33058,6 +34373,39 @@ func ParseRevokeArtifactResponse(rsp *http.Response) (*RevokeArtifactResponse, e
 	}
 
 	response := &RevokeArtifactResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Artifact
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseVerifyArtifactResponse parses an HTTP response from a VerifyArtifactWithResponse call
+func ParseVerifyArtifactResponse(rsp *http.Response) (*VerifyArtifactResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &VerifyArtifactResponse{
 		Body:         bodyBytes,
 		HTTPResponse: rsp,
 	}

@@ -198,6 +198,24 @@ func (e AppInstanceStatus) Valid() bool {
 	}
 }
 
+// Defines values for AppVersionPromoteStatus.
+const (
+	AppVersionPromoteStatusCanary AppVersionPromoteStatus = "canary"
+	AppVersionPromoteStatusStaged AppVersionPromoteStatus = "staged"
+)
+
+// Valid indicates whether the value is a known member of the AppVersionPromoteStatus enum.
+func (e AppVersionPromoteStatus) Valid() bool {
+	switch e {
+	case AppVersionPromoteStatusCanary:
+		return true
+	case AppVersionPromoteStatusStaged:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for AppVersionStatus.
 const (
 	AppVersionStatusActive     AppVersionStatus = "active"
@@ -2197,7 +2215,10 @@ type AppVersion struct {
 	// AppSlug Lower-case letters, digits and inner hyphens.
 	AppSlug   Slug       `json:"app_slug"`
 	Artifacts []Artifact `json:"artifacts"`
-	CreatedAt time.Time  `json:"created_at"`
+
+	// CanaryPercent Share of projects that may launch a canary
+	CanaryPercent int32     `json:"canary_percent,omitempty,omitzero"`
+	CreatedAt     time.Time `json:"created_at"`
 
 	// Manifest The signed manifest's content as JSON
 	Manifest map[string]interface{} `json:"manifest"`
@@ -2215,6 +2236,25 @@ type AppVersionList struct {
 	Items      []AppVersion `json:"items"`
 	NextCursor string       `json:"next_cursor,omitempty,omitzero"`
 }
+
+// AppVersionMove defines model for AppVersionMove.
+type AppVersionMove struct {
+	// Reason For the event and the audit trail
+	Reason string `json:"reason,omitempty,omitzero"`
+}
+
+// AppVersionPromote defines model for AppVersionPromote.
+type AppVersionPromote struct {
+	// CanaryPercent Share of projects; for a canary alone
+	CanaryPercent int32 `json:"canary_percent,omitempty,omitzero"`
+
+	// Reason For the event and the audit trail
+	Reason string                  `json:"reason,omitempty,omitzero"`
+	Status AppVersionPromoteStatus `json:"status"`
+}
+
+// AppVersionPromoteStatus defines model for AppVersionPromote.Status.
+type AppVersionPromoteStatus string
 
 // AppVersionStatus defines model for AppVersionStatus.
 type AppVersionStatus string
@@ -2260,6 +2300,14 @@ type ArtifactList struct {
 
 // ArtifactName defines model for ArtifactName.
 type ArtifactName = string
+
+// ArtifactPromote defines model for ArtifactPromote.
+type ArtifactPromote struct {
+	Channel Channel `json:"channel"`
+
+	// Reason For the event and the audit trail
+	Reason string `json:"reason,omitempty,omitzero"`
+}
 
 // ArtifactRegister defines model for ArtifactRegister.
 type ArtifactRegister struct {
@@ -5319,6 +5367,18 @@ type ListUserTokensParams struct {
 // TransferAppSlugJSONRequestBody defines body for TransferAppSlug for application/json ContentType.
 type TransferAppSlugJSONRequestBody = AppSlugTransfer
 
+// DeprecateAppVersionJSONRequestBody defines body for DeprecateAppVersion for application/json ContentType.
+type DeprecateAppVersionJSONRequestBody = AppVersionMove
+
+// PromoteAppVersionJSONRequestBody defines body for PromoteAppVersion for application/json ContentType.
+type PromoteAppVersionJSONRequestBody = AppVersionPromote
+
+// PublishAppVersionJSONRequestBody defines body for PublishAppVersion for application/json ContentType.
+type PublishAppVersionJSONRequestBody = AppVersionMove
+
+// RetireAppVersionJSONRequestBody defines body for RetireAppVersion for application/json ContentType.
+type RetireAppVersionJSONRequestBody = AppVersionMove
+
 // RegisterManifestJSONRequestBody defines body for RegisterManifest for application/json ContentType.
 type RegisterManifestJSONRequestBody = ManifestRegister
 
@@ -5429,6 +5489,12 @@ type RegisterArtifactJSONRequestBody = ArtifactRegister
 
 // CreatePublishIntentJSONRequestBody defines body for CreatePublishIntent for application/json ContentType.
 type CreatePublishIntentJSONRequestBody = PublishIntentCreate
+
+// DeprecateArtifactJSONRequestBody defines body for DeprecateArtifact for application/json ContentType.
+type DeprecateArtifactJSONRequestBody = ArtifactWithdraw
+
+// PromoteArtifactJSONRequestBody defines body for PromoteArtifact for application/json ContentType.
+type PromoteArtifactJSONRequestBody = ArtifactPromote
 
 // RetireArtifactJSONRequestBody defines body for RetireArtifact for application/json ContentType.
 type RetireArtifactJSONRequestBody = ArtifactWithdraw

@@ -126,7 +126,8 @@ func (t *Tenant) Publish(ctx context.Context, p *Publisher, appSlug, version str
 		client.ManifestRegister{ManifestEnvelope: env})); err != nil {
 		return fmt.Errorf("register manifest: %w", err)
 	}
-	if _, err := client.Read[client.AppVersion](t.Admin.PublishAppVersion(ctx, appSlug, version)); err != nil {
+	_, err = client.Read[client.AppVersion](t.Admin.PublishAppVersion(ctx, appSlug, version, client.AppVersionMove{}))
+	if err != nil {
 		return fmt.Errorf("publish version: %w", err)
 	}
 	return nil

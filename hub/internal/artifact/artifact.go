@@ -193,8 +193,8 @@ func Judge(img Image, repository, digest string, signers []SignerKey, now time.T
 }
 
 // Register stores an artifact. Registering the same digest for the same version again updates its trust state, so that
-// a signature that was pushed late counts; a verified artifact stays verified. A revoked digest is not registered again
-// for any version, a retired one not for the same.
+// a signature that was pushed late counts; a verified artifact stays verified, and a promoted one promoted. A revoked
+// digest is not registered again for any version, a retired one not for the same.
 func Register(ctx context.Context, tx db.Tx, a Artifact, now time.Time) (before *Artifact, after Artifact, err error) {
 	revoked, err := db.Value[bool](ctx, tx, `SELECT EXISTS (SELECT 1 FROM artifacts
 		WHERE repository = $1 AND digest = $2 AND status = $3)`, a.Repository, a.Digest, Revoked)
@@ -225,6 +225,7 @@ func Register(ctx context.Context, tx db.Tx, a Artifact, now time.Time) (before 
 		// Every project of the org may overwrite the tag with the signatures; that must not undo a verification.
 		a.TrustState, a.Evidence = old.TrustState, old.Evidence
 	}
+	a.Channel = later(old.Channel, a.Channel)
 	a.ID, a.CreatedAt, a.CreatedBy, a.Status, a.ResourceVersion = old.ID, old.CreatedAt, old.CreatedBy, old.Status,
 		old.ResourceVersion+1
 	return &old, a, updateArtifact(ctx, tx, a)

@@ -14,6 +14,8 @@ const (
 	codeArtifactRetired fault.Code = "artifact_retired"
 	// codeArtifactRevoked: the artifact was revoked.
 	codeArtifactRevoked fault.Code = "artifact_revoked"
+	// codeNotPromotable: the artifact cannot be promoted to the channel.
+	codeNotPromotable fault.Code = "artifact_not_promotable"
 	// CodeUnsupported: the artifact is of a kind that cannot be run.
 	CodeUnsupported fault.Code = "artifact_unsupported"
 	// codeDigestMalformed: the digest is not of the form sha256:<hex>.

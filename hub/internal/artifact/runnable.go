@@ -10,7 +10,8 @@ import (
 )
 
 // CheckRunnable refuses services with an image (repository@digest) that a new instance of the version must not run: it
-// was trusted when the version became active, but trust can end.
+// was trusted when the version became active, but trust can end. A version that may be launched anew names no
+// deprecated artifact (Activate, Deprecate); one that may only start again can.
 func CheckRunnable(ctx context.Context, tx db.Tx, appVersion string, services []*protocol.Service) error {
 	var repositories, digests []string
 	for _, s := range services {
@@ -22,7 +23,8 @@ func CheckRunnable(ctx context.Context, tx db.Tx, appVersion string, services []
 	refused, err := db.Value[bool](ctx, tx, `
 		SELECT EXISTS (SELECT 1 FROM unnest($2::TEXT[], $3::TEXT[]) AS x(repository, digest) WHERE NOT EXISTS (
 			SELECT 1 FROM artifacts a WHERE a.repository = x.repository AND a.digest = x.digest AND a.app_version = $1
-			AND a.trust_state = $4 AND a.status = $5))`, appVersion, repositories, digests, Verified, Active)
+			AND a.trust_state = $4 AND a.status IN ($5, $6)))`, appVersion, repositories, digests, Verified, Active,
+		Deprecated)
 	if err == nil && refused {
 		err = fault.New(fault.Conflict, CodeNotVerified, "The version's image is not, or no longer, active and verified; "+
 			"choose another version.", nil).

@@ -58,14 +58,14 @@ type AppFilter struct {
 	Limit int
 }
 
-// Apps lists described apps by slug; apps of others only when they have a version beyond draft.
+// Apps lists described apps by slug; apps of others only when they have a version that others see.
 func Apps(ctx context.Context, tx db.Tx, f AppFilter) ([]App, error) {
 	return db.Select(ctx, tx, pgx.RowToStructByPos[App], `
 		SELECT `+appColumns+` FROM apps a
 		WHERE a.slug > $1 AND a.described_at IS NOT NULL
 		  AND ($2 OR a.org_id = $3::UUID
 		       OR (a.org_id IS NULL AND EXISTS (SELECT 1 FROM app_versions v WHERE v.app_slug = a.slug
-		       AND v.status <> 'draft')))
+		       AND v.status NOT IN ('draft', 'staged'))))
 		  AND ($4::UUID IS NULL OR EXISTS (SELECT 1 FROM entitlements e WHERE e.project_id = $4::UUID AND e.app_slug = a.slug
 		  AND e.enabled))
 		ORDER BY a.slug LIMIT $5`, f.After, f.All, db.OrNull(f.OrgID), db.OrNull(f.ProjectID), pageOf(f.Limit))

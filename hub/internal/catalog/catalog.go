@@ -16,7 +16,8 @@ import (
 // MaxPage bounds a listing: a page of the API and one more, by which its reader sees that there is another page.
 const MaxPage = 201
 
-// Status of a version. Only active versions can be launched.
+// Status of a version. An active version can be launched by every project that is entitled to the app, a staged one by
+// those who try it (Want.Trial), a canary by them and by a share of the others.
 type Status string
 
 // The statuses, in the order of a version's life.
@@ -29,15 +30,15 @@ const (
 	Retired    Status = "retired"
 )
 
-// next says to which status a version may go. Publish takes draft to active until promotion exists.
+// next says to which status a version may go. A canary may get another share.
 func (s Status) next() []Status {
 	switch s {
 	case Draft:
-		return []Status{Staged, Active}
+		return []Status{Staged, Active, Retired}
 	case Staged:
 		return []Status{Canary, Active, Retired}
 	case Canary:
-		return []Status{Staged, Active, Retired}
+		return []Status{Staged, Canary, Active, Retired}
 	case Active:
 		return []Status{Deprecated}
 	case Deprecated:
@@ -84,6 +85,8 @@ type Version struct {
 	// PublisherOrgSlug is that of the delegation; Delegated is false where a catalog key signed directly.
 	PublisherOrgSlug string
 	Delegated        bool
+	// CanaryPercent is the share of projects that may launch a canary; 0 in every other status.
+	CanaryPercent int
 	// PublishedAt is zero before the first publish.
 	PublishedAt     time.Time
 	ResourceVersion int64

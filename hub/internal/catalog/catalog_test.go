@@ -16,9 +16,9 @@ import (
 func TestAVersionMovesOnlyAlongItsLife(t *testing.T) {
 	all := []Status{Draft, Staged, Canary, Active, Deprecated, Retired}
 	allowed := map[Status][]Status{
-		Draft:      {Staged, Active},
+		Draft:      {Staged, Active, Retired},
 		Staged:     {Canary, Active, Retired},
-		Canary:     {Staged, Active, Retired},
+		Canary:     {Staged, Canary, Active, Retired},
 		Active:     {Deprecated},
 		Deprecated: {Active, Retired},
 		Retired:    nil,

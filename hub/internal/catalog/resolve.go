@@ -2,6 +2,8 @@ package catalog
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
 	"slices"
 	"time"
 
@@ -15,7 +17,9 @@ type Want struct {
 	AppSlug, Version                 string
 	OrgID, ProjectID                 string
 	OperatingMode, ControlPlaneScope string
-	ParametersJSON, ConfigJSON       []byte
+	// Trial lets the caller launch what is staged, and each canary: for platform admins. The org that owns the app may.
+	Trial                      bool
+	ParametersJSON, ConfigJSON []byte
 	// Now, where set, refuses a version whose publisher's delegation has ended: the node would refuse it as well.
 	Now time.Time
 	// Revoked, where set, says whether the trust bundle has revoked a key.
@@ -56,10 +60,8 @@ func Resolve(ctx context.Context, tx db.Tx, w Want) (Resolved, error) {
 	if err != nil {
 		return Resolved{}, err
 	}
-	if v.Status != Active {
-		return Resolved{}, conflict(CodeVersionNotActive, "Only active versions can be launched; this one is "+
-			string(v.Status)+".").
-			WithField("/version", "is not active")
+	if err := v.checkLaunchable(a, w); err != nil {
+		return Resolved{}, err
 	}
 	out := Resolved{
 		App: a, Version: v, ManifestEnvelope: v.ManifestEnvelope, RuntimeBackend: v.Manifest.Version.RuntimeBackend,
@@ -77,15 +79,37 @@ func Resolve(ctx context.Context, tx db.Tx, w Want) (Resolved, error) {
 	return out, out.decideModes(w, e.Policy)
 }
 
+// checkLaunchable refuses a version that the project may not launch in its status.
+func (v Version) checkLaunchable(a App, w Want) error {
+	trial := w.Trial || a.OrgID != "" && a.OrgID == w.OrgID
+	switch {
+	case v.Status == Active, v.Status == Staged && trial, v.Status == Canary && (trial || v.inCanary(w.ProjectID)):
+		return nil
+	case v.Status == Canary:
+		return conflict(CodeVersionNotActive, "The version is a canary, which only some projects can launch for now; choose "+
+			"an active version.").
+			WithField("/version", "is a canary for other projects")
+	}
+	return conflict(CodeVersionNotActive, "Only active versions can be launched; this one is "+string(v.Status)+".").
+		WithField("/version", "is not active")
+}
+
+// inCanary reports whether a project is of the share that may launch the canary. A project stays in while the share
+// grows; every version has other projects first.
+func (v Version) inCanary(projectID string) bool {
+	sum := sha256.Sum256([]byte(v.ID + "/" + projectID))
+	return binary.BigEndian.Uint64(sum[:])%100 < uint64(v.CanaryPercent)
+}
+
 // CheckRestartable decides whether a version that an instance has been running may start once more: the project must
-// still be entitled to it, and a deprecated one is good enough. It returns the delegation to run it under, which may be
+// still be entitled to it, and the version must not be retired. It returns the delegation to run it under, which may be
 // newer than the one before.
 func CheckRestartable(ctx context.Context, tx db.Tx, w Want) (delegationEnvelope []byte, err error) {
 	_, v, _, err := entitled(ctx, tx, w)
 	if err != nil {
 		return nil, err
 	}
-	if v.Status != Active && v.Status != Deprecated {
+	if v.Status == Draft || v.Status == Retired {
 		return nil, conflict(CodeVersionNotActive, "The version may not be started again; it is "+string(v.Status)+
 			".").WithField(
 			"/version", "is not active")

@@ -31,8 +31,8 @@ type Registration struct {
 }
 
 // Register adds a version as draft, or replaces the content of a draft. Content beyond draft never changes, because
-// nodes and reviewers rely on it. The version describes the app while no version of it has left draft; later only
-// publishing one changes what the catalogue shows.
+// nodes and reviewers rely on it. The version describes the app while no version of it was published; later
+// only publishing one changes what the catalogue shows.
 func Register(ctx context.Context, tx db.Tx, r Registration) (Version, error) {
 	m := r.Verified.Manifest()
 	if !r.Verified.OK() {
@@ -76,17 +76,18 @@ func Register(ctx context.Context, tx db.Tx, r Registration) (Version, error) {
 		return Version{}, err
 	}
 	return v, describe(ctx, tx, m.App, r.Now,
-		`WHERE slug = $1 AND NOT EXISTS (SELECT 1 FROM app_versions v WHERE v.app_slug = $1 AND v.status <> 'draft')`)
+		`WHERE slug = $1 AND NOT EXISTS (SELECT 1 FROM app_versions v WHERE v.app_slug = $1 AND v.published_at IS NOT NULL)`)
 }
 
 func insertVersion(ctx context.Context, tx db.Tx, v Version) error {
 	_, err := tx.Exec(ctx, `
 		INSERT INTO app_versions (app_slug, version, id, status, manifest, manifest_envelope, manifest_sha256,
 		publisher_key_id, publisher_org_slug,
-		                          published_at, resource_version, created_at, updated_at)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`,
+		                          published_at, resource_version, created_at, updated_at, canary_percent)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)`,
 		v.AppSlug, v.Version, v.ID, v.Status, json.RawMessage(v.ManifestJSON), v.ManifestEnvelope, v.ManifestSHA256,
-		v.PublisherKeyID, delegatedBy(v), db.OrNull(v.PublishedAt), v.ResourceVersion, v.CreatedAt, v.UpdatedAt)
+		v.PublisherKeyID, delegatedBy(v), db.OrNull(v.PublishedAt), v.ResourceVersion, v.CreatedAt, v.UpdatedAt,
+		v.CanaryPercent)
 	return err
 }
 
@@ -94,10 +95,10 @@ func updateVersion(ctx context.Context, tx db.Tx, v Version) error {
 	_, err := tx.Exec(ctx, `
 		UPDATE app_versions SET status = $3, manifest = $4, manifest_envelope = $5, manifest_sha256 = $6, publisher_key_id =
 		$7,
-		       publisher_org_slug = $8, published_at = $9, resource_version = $10, updated_at = $11
+		       publisher_org_slug = $8, published_at = $9, resource_version = $10, updated_at = $11, canary_percent = $12
 		WHERE app_slug = $1 AND version = $2`,
 		v.AppSlug, v.Version, v.Status, json.RawMessage(v.ManifestJSON), v.ManifestEnvelope, v.ManifestSHA256,
-		v.PublisherKeyID, delegatedBy(v), db.OrNull(v.PublishedAt), v.ResourceVersion, v.UpdatedAt)
+		v.PublisherKeyID, delegatedBy(v), db.OrNull(v.PublishedAt), v.ResourceVersion, v.UpdatedAt, v.CanaryPercent)
 	return err
 }
 
@@ -110,7 +111,7 @@ func delegatedBy(v Version) *string {
 
 const versionColumns = `app_slug, version, id, status, manifest, manifest_envelope, manifest_sha256, publisher_key_id,
 	publisher_org_slug,
-	published_at, resource_version, created_at, updated_at`
+	published_at, resource_version, created_at, updated_at, canary_percent`
 
 func scanVersion(row pgx.CollectableRow) (Version, error) {
 	var (
@@ -118,7 +119,8 @@ func scanVersion(row pgx.CollectableRow) (Version, error) {
 		orgSlug *string
 	)
 	err := row.Scan(&v.AppSlug, &v.Version, &v.ID, &v.Status, &v.ManifestJSON, &v.ManifestEnvelope, &v.ManifestSHA256,
-		&v.PublisherKeyID, &orgSlug, (*zeronull.Timestamptz)(&v.PublishedAt), &v.ResourceVersion, &v.CreatedAt, &v.UpdatedAt)
+		&v.PublisherKeyID, &orgSlug, (*zeronull.Timestamptz)(&v.PublishedAt), &v.ResourceVersion, &v.CreatedAt, &v.UpdatedAt,
+		&v.CanaryPercent)
 	if err != nil {
 		return Version{}, err
 	}
@@ -158,8 +160,8 @@ func EachManifestOffered(ctx context.Context, tx db.Tx, version string, each fun
 // VersionFilter says which versions a listing shows.
 type VersionFilter struct {
 	AppSlug string
-	// Drafts shows drafts as well: for the owner and for admins.
-	Drafts bool
+	// Unreleased shows drafts and staged versions as well: for the owner and for admins.
+	Unreleased bool
 	// After is the id of the last version of the page before.
 	After string
 	Limit int
@@ -172,28 +174,36 @@ func Versions(ctx context.Context, tx db.Tx, f VersionFilter) ([]Version, error)
 	}
 	return db.Select(ctx, tx, scanVersion, `
 		SELECT `+versionColumns+` FROM app_versions
-		WHERE app_slug = $1 AND ($2 OR status <> 'draft') AND ($3::UUID IS NULL OR id < $3::UUID)
-		ORDER BY id DESC LIMIT $4`, f.AppSlug, f.Drafts, db.OrNull(f.After), pageOf(f.Limit))
+		WHERE app_slug = $1 AND ($2 OR status NOT IN ('draft', 'staged')) AND ($3::UUID IS NULL OR id < $3::UUID)
+		ORDER BY id DESC LIMIT $4`, f.AppSlug, f.Unreleased, db.OrNull(f.After), pageOf(f.Limit))
 }
 
-// SetStatus moves a version to a status. The caller has checked that the images of an active version are active and
-// verified.
-func SetStatus(ctx context.Context, tx db.Tx, slug, version string, status Status,
+// Move is a change of a version's status.
+type Move struct {
+	To Status
+	// CanaryPercent is the share of projects that may launch a canary, between 1 and 100; 0 for every other status.
+	CanaryPercent int
+}
+
+// SetStatus moves a version to a status. The caller has checked that the images of what can be launched are active and
+// verified, and that no app instance has what is retired.
+func SetStatus(ctx context.Context, tx db.Tx, slug, version string, move Move,
 	now time.Time,
 ) (before, after Version, err error) {
 	before, err = GetVersion(ctx, tx, slug, version)
 	if err != nil {
 		return Version{}, Version{}, err
 	}
-	if err := before.Status.mayBecome(status); err != nil {
+	if err := before.Status.mayBecome(move.To); err != nil {
 		return Version{}, Version{}, err
 	}
 	after = before
-	after.Status, after.UpdatedAt, after.ResourceVersion = status, now, before.ResourceVersion+1
-	if status == Active {
+	after.Status, after.CanaryPercent = move.To, move.CanaryPercent
+	after.UpdatedAt, after.ResourceVersion = now, before.ResourceVersion+1
+	if move.To == Active {
 		after.PublishedAt = now
 	}
-	if err := updateVersion(ctx, tx, after); err != nil || status != Active {
+	if err := updateVersion(ctx, tx, after); err != nil || move.To != Active {
 		return before, after, err
 	}
 	return before, after, describe(ctx, tx, after.Manifest.App, now, `WHERE slug = $1`)

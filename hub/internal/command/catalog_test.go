@@ -34,7 +34,7 @@ func TestADraftChangesNothingVisible(t *testing.T) {
 	})
 	require.Equal(t, before, app())
 	w.Tx(func(ctx context.Context, tx db.Tx) error {
-		_, _, err := catalog.SetStatus(ctx, tx, "demo", "2.0.0", catalog.Active, w.Now)
+		_, _, err := catalog.SetStatus(ctx, tx, "demo", "2.0.0", catalog.Move{To: catalog.Active}, w.Now)
 		return err
 	})
 	require.Equal(t, "Changed", app().DisplayName)

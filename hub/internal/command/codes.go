@@ -6,6 +6,8 @@ import "github.com/gpuaas/gpuaas/pkg/fault"
 const (
 	// codeAppSlugInUse: versions, artifacts or open publish intents exist under the slug.
 	codeAppSlugInUse fault.Code = "app_slug_in_use"
+	// codeAppVersionInUse: app instances have the version.
+	codeAppVersionInUse fault.Code = "app_version_in_use"
 	// codeArtifactInUse: a version or an app instance uses the artifact.
 	codeArtifactInUse fault.Code = "artifact_in_use"
 	// codeCredentialRevoked: the access credential has ended.

@@ -119,7 +119,8 @@ func (s *Service) resolve(ctx context.Context, tx db.Tx, m Meta, project iam.Pro
 	resolved, err := catalog.Resolve(ctx, tx, catalog.Want{
 		AppSlug: in.AppSlug, Version: in.Version, OrgID: project.OrgID, ProjectID: project.ID,
 		OperatingMode: in.OperatingMode, ControlPlaneScope: in.ControlPlaneScope,
-		ParametersJSON: parameters, ConfigJSON: config, Now: m.Now, Revoked: s.revoked, MinVersion: s.minVersion,
+		Trial: m.Principal.PlatformAdmin, ParametersJSON: parameters, ConfigJSON: config, Now: m.Now, Revoked: s.revoked,
+		MinVersion: s.minVersion,
 	})
 	return resolvedVersion{resolved, string(parameters), string(config)}, err
 }

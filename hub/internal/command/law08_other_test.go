@@ -240,11 +240,18 @@ func catalogSteps() []atomicStep {
 			return func(ctx context.Context, s *command.Service) error { return do(ctx, s, m) }
 		}
 	}
+	demo := command.VersionMove{AppSlug: "demo", Version: "1.0.0", Reason: "r"}
 	deprecate := status(func(ctx context.Context, s *command.Service, m command.Meta) error {
-		return second(s.DeprecateAppVersion(ctx, m, "demo", "1.0.0"))
+		return second(s.DeprecateAppVersion(ctx, m, demo))
 	})
 	publish := status(func(ctx context.Context, s *command.Service, m command.Meta) error {
-		return second(s.PublishAppVersion(ctx, m, "demo", "1.0.0"))
+		return second(s.PublishAppVersion(ctx, m, demo))
+	})
+	promote := status(func(ctx context.Context, s *command.Service, m command.Meta) error {
+		return second(s.PromoteAppVersion(ctx, m, demo, catalog.Canary, 5))
+	})
+	retire := status(func(ctx context.Context, s *command.Service, m command.Meta) error {
+		return second(s.RetireAppVersion(ctx, m, demo))
 	})
 	return []atomicStep{
 		prepared("deprecate version", "app_versions", deprecate),
@@ -252,6 +259,14 @@ func catalogSteps() []atomicStep {
 			require.NoError(p.T, deprecate(p, s)(p.T.Context(), s))
 			p.Exec(`UPDATE app_versions SET status = 'draft'`)
 			return publish(p, s)
+		}),
+		prepared("promote version", "app_versions", func(p *person, s *command.Service) run {
+			p.Exec(`UPDATE app_versions SET status = 'staged'`)
+			return promote(p, s)
+		}),
+		prepared("retire version", "app_versions", func(p *person, s *command.Service) run {
+			p.Exec(`UPDATE app_versions SET status = 'deprecated'`)
+			return retire(p, s)
 		}),
 		prepared("put entitlement", "entitlements", func(p *person, _ *command.Service) run {
 			m := p.Admin("k")

@@ -57,6 +57,27 @@ func law08Publishing(t *testing.T) {
 				return second(s.RegisterArtifact(ctx, m, in))
 			}
 		}),
+		prepared("verify artifact", "artifacts", func(p *person, s *command.Service) run {
+			s.Bundle = func() protocol.Bundle { return p.Bundle }
+			a, m := p.artifact("late"), p.Meta("k")
+			s.Registry, a.Digest = p.pushed(a.Repository)
+			p.Exec(`UPDATE artifacts SET digest = $2, trust_state = 'rejected' WHERE id = $1`, a.ID, a.Digest)
+			return func(ctx context.Context, s *command.Service) error {
+				return second(s.VerifyArtifact(ctx, m, p.Project.ID, a.ID))
+			}
+		}),
+		prepared("promote artifact", "artifacts", func(p *person, _ *command.Service) run {
+			a, m := p.artifact("tested"), p.Meta("k")
+			return func(ctx context.Context, s *command.Service) error {
+				return second(s.PromoteArtifact(ctx, m, p.Project.ID, a.ID, "prod", "tested"))
+			}
+		}),
+		prepared("deprecate artifact", "artifacts", func(p *person, _ *command.Service) run {
+			a, m := p.artifact("old"), p.Meta("k")
+			return func(ctx context.Context, s *command.Service) error {
+				return second(s.DeprecateArtifact(ctx, m, p.Project.ID, a.ID, "superseded"))
+			}
+		}),
 		prepared("retire artifact", "artifacts", func(p *person, _ *command.Service) run {
 			a, m := p.artifact("unused"), p.Meta("k")
 			return func(ctx context.Context, s *command.Service) error {

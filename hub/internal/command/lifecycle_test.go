@@ -56,7 +56,7 @@ func TestARollbackRunsADeprecatedVersionButNoneThatIsRetired(t *testing.T) {
 	w.Report(2, ready)
 	status := func(s catalog.Status) {
 		w.Tx(func(ctx context.Context, tx db.Tx) error {
-			_, _, err := catalog.SetStatus(ctx, tx, "demo", "1.0.0", s, w.Now)
+			_, _, err := catalog.SetStatus(ctx, tx, "demo", "1.0.0", catalog.Move{To: s}, w.Now)
 			return err
 		})
 	}

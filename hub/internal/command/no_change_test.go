@@ -69,6 +69,7 @@ func (p *person) repeatableOfProjects(s *command.Service) []repeatable {
 	secret, err := s.CreateSecret(ctx, p.Meta("secret"), project, "hf", "x")
 	require.NoError(p.T, err)
 	retired, revoked := p.artifact("retired"), p.artifact("revoked")
+	promoted, deprecated := p.artifact("promoted"), p.artifact("deprecated")
 	v := p.volume("data")
 	snapshot, err := s.CreateVolumeSnapshot(ctx, p.Meta("snapshot"), project, v.ID, "")
 	require.NoError(p.T, err)
@@ -82,6 +83,12 @@ func (p *person) repeatableOfProjects(s *command.Service) []repeatable {
 			return second(s.RevokeAccessCredential(ctx, m, project, credential.Credential.ID))
 		}},
 		{"revoke secret", func(m command.Meta) error { return second(s.RevokeSecret(ctx, m, project, secret.ID)) }},
+		{"promote artifact", func(m command.Meta) error {
+			return second(s.PromoteArtifact(ctx, m, project, promoted.ID, "prod", "r"))
+		}},
+		{"deprecate artifact", func(m command.Meta) error {
+			return second(s.DeprecateArtifact(ctx, m, project, deprecated.ID, "r"))
+		}},
 		{"retire artifact", func(m command.Meta) error { return second(s.RetireArtifact(ctx, m, project, retired.ID, "r")) }},
 		{"revoke artifact", func(m command.Meta) error { return second(s.RevokeArtifact(ctx, m, project, revoked.ID, "r")) }},
 		{"resize volume", func(m command.Meta) error {

@@ -44,7 +44,7 @@ func (s *Service) RegisterManifest(ctx context.Context, m Meta, envelope *protoc
 		if err != nil {
 			return catalog.Version{}, err
 		}
-		return v, m.recordVersion(ctx, tx, "apps.version.registered", iam.CatalogManage, orgID, nil, v)
+		return v, m.recordVersion(ctx, tx, "apps.version.registered", "", orgID, nil, v)
 	})
 }
 

@@ -121,7 +121,8 @@ func (s *Service) resolveNext(ctx context.Context, tx db.Tx, m Meta, i instance.
 	next, err := catalog.Resolve(ctx, tx, catalog.Want{
 		AppSlug: i.AppSlug, Version: in.Version, OrgID: i.OrgID, ProjectID: i.ProjectID,
 		OperatingMode: i.Modes.OperatingMode, ControlPlaneScope: i.Modes.ControlPlaneScope,
-		ParametersJSON: parameters, ConfigJSON: config, Now: m.Now, Revoked: s.revoked, MinVersion: s.minVersion,
+		Trial: m.Principal.PlatformAdmin, ParametersJSON: parameters, ConfigJSON: config, Now: m.Now, Revoked: s.revoked,
+		MinVersion: s.minVersion,
 	})
 	return resolvedVersion{next, string(parameters), string(config)}, err
 }

@@ -18,20 +18,14 @@ import (
 func (s *Service) RetireArtifact(ctx context.Context, m Meta, projectID, id,
 	reason string,
 ) (artifact.Artifact, error) {
-	check := access.Project(m.Principal, iam.ArtifactManage, projectID)
-	return once(ctx, s, m, check, func(tx db.Tx, project iam.Project) (artifact.Artifact, error) {
-		before, err := artifact.Get(ctx, tx, project.ID, id)
-		if err != nil {
-			return artifact.Artifact{}, err
-		}
+	return s.changeArtifact(ctx, m, projectID, id, "apps.artifact.retired", reason, func(tx db.Tx,
+		before artifact.Artifact,
+	) (artifact.Artifact, bool, error) {
 		after, changed, err := artifact.Retire(ctx, tx, before, m.Now)
-		if err != nil || !changed {
-			return after, err
+		if err == nil && changed {
+			err = checkUnused(ctx, tx, before)
 		}
-		if err := checkUnused(ctx, tx, before); err != nil {
-			return artifact.Artifact{}, err
-		}
-		return after, m.recordArtifact(ctx, tx, "apps.artifact.retired", iam.ArtifactManage, reason, &before, after)
+		return after, changed, err
 	})
 }
 
@@ -63,26 +57,41 @@ func (s *Service) RevokeArtifact(ctx context.Context, m Meta, projectID, id,
 	})
 }
 
-// checkUnused refuses an artifact that an active version names, or that app instances have in their current revision.
-// The version may be another app's: Activate and CheckRunnable compare its name alone.
+// checkUnused refuses an artifact that a version names which may be launched, or that app instances have in their
+// current revision.
 func checkUnused(ctx context.Context, tx db.Tx, a artifact.Artifact) error {
-	image, used := artifact.Ref{Repository: a.Repository, Digest: a.Digest}, false
-	compare := func(manifest []byte) {
-		used = used || slices.Contains(artifact.RefsIn(manifest), image)
-	}
-	if err := catalog.EachManifestOffered(ctx, tx, a.AppVersion, compare); err != nil {
+	if err := checkNotOffered(ctx, tx, a); err != nil {
 		return err
 	}
-	if used {
-		return fault.New(fault.Conflict, codeArtifactInUse, "The artifact is of an active version; a platform admin has to "+
-			"deprecate the version first.", nil).Permanent()
-	}
+	used, compare := names(a)
 	if err := instance.EachManifestInUse(ctx, tx, a.AppVersion, compare); err != nil {
 		return err
 	}
-	if used {
+	if *used {
 		return fault.New(fault.Conflict, codeArtifactInUse, "App instances use the artifact; retire it once they are "+
 			"upgraded or decommissioned, or revoke it.", nil).Permanent()
 	}
 	return nil
+}
+
+// checkNotOffered refuses an artifact that a version names which may be launched. The version may be another app's:
+// Activate and CheckRunnable compare its name alone.
+func checkNotOffered(ctx context.Context, tx db.Tx, a artifact.Artifact) error {
+	used, compare := names(a)
+	if err := catalog.EachManifestOffered(ctx, tx, a.AppVersion, compare); err != nil {
+		return err
+	}
+	if *used {
+		return fault.New(fault.Conflict, codeArtifactInUse, "The artifact is of an active version, or of one on the way "+
+			"there; a platform admin has to deprecate or retire the version first.", nil).Permanent()
+	}
+	return nil
+}
+
+// names returns a function that sets used once it is called with a manifest that names the artifact.
+func names(a artifact.Artifact) (used *bool, compare func(manifest []byte)) {
+	image, used := artifact.Ref{Repository: a.Repository, Digest: a.Digest}, new(bool)
+	return used, func(manifest []byte) {
+		*used = *used || slices.Contains(artifact.RefsIn(manifest), image)
+	}
 }

@@ -59,7 +59,9 @@ func (w *world) inUse(a artifact.Artifact, why string) {
 
 func (w *world) deprecate(version string) {
 	w.T.Helper()
-	_, err := w.Commands().DeprecateAppVersion(w.T.Context(), w.Admin("deprecate "+version), "demo", version)
+	_, err := w.Commands().DeprecateAppVersion(w.T.Context(), w.Admin("deprecate "+version), command.VersionMove{
+		AppSlug: "demo", Version: version,
+	})
 	require.NoError(w.T, err)
 }
 
@@ -86,7 +88,9 @@ func TestAnArtifactIsRetiredOnceNothingUsesIt(t *testing.T) {
 	require.Equal(t, string(iam.ArtifactManage), string(row.Action))
 	require.True(t, w.keeps(), "another version has the same image")
 
-	_, err = w.Commands().PublishAppVersion(t.Context(), w.Admin("publish"), "demo", "1.0.0")
+	_, err = w.Commands().PublishAppVersion(t.Context(), w.Admin("publish"), command.VersionMove{
+		AppSlug: "demo", Version: "1.0.0",
+	})
 	require.Equal(t, artifact.CodeNotVerified, fault.As(err).Code)
 	_, err = w.Commands().RollbackInstance(t.Context(), w.Meta("rollback"), w.Project.ID, i.ID, "1.0.0")
 	require.Equal(t, artifact.CodeNotVerified, fault.As(err).Code)

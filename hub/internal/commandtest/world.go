@@ -227,7 +227,7 @@ func (w *World) PublishVersion(version string, verified manifest.Verified, env *
 		if _, err := artifact.Activate(ctx, tx, version, []manifest.Image{{Ref: Image}}, w.Now); err != nil {
 			return err
 		}
-		_, _, err := catalog.SetStatus(ctx, tx, "demo", version, catalog.Active, w.Now)
+		_, _, err := catalog.SetStatus(ctx, tx, "demo", version, catalog.Move{To: catalog.Active}, w.Now)
 		return err
 	})
 }
@@ -243,7 +243,7 @@ func (w *World) PublishWorker(doc string) {
 		}); err != nil {
 			return err
 		}
-		if _, _, err := catalog.SetStatus(ctx, tx, slug, version, catalog.Active, w.Now); err != nil {
+		if _, _, err := catalog.SetStatus(ctx, tx, slug, version, catalog.Move{To: catalog.Active}, w.Now); err != nil {
 			return err
 		}
 		_, _, err := catalog.PutEntitlement(ctx, tx, catalog.Entitlement{

@@ -4,7 +4,7 @@ import "slices"
 
 // Types lists every type of event that the hub writes, as asyncapi.yaml describes them. Append refuses any other.
 func Types() []string {
-	return slices.Concat(fleetTypes(), iamTypes(), taskTypes(), webhookTypes(), []string{
+	return slices.Concat(catalogTypes(), fleetTypes(), iamTypes(), taskTypes(), webhookTypes(), []string{
 		"apps.instance.requested",
 		"apps.instance.deploying",
 		"apps.instance.image_pull",
@@ -26,14 +26,6 @@ func Types() []string {
 		"apps.instance.detached",
 		"apps.attachment.created",
 		"apps.attachment.deleted",
-		"apps.artifact.publish_requested",
-		"apps.artifact.registered",
-		"apps.artifact.activated",
-		"apps.artifact.retired",
-		"apps.artifact.revoked",
-		"apps.version.registered",
-		"apps.version.published",
-		"apps.version.deprecated",
 		"apps.entitlement.updated",
 		"apps.environment.removed",
 		"apps.package_index.updated",
@@ -110,6 +102,25 @@ func webhookTypes() []string {
 		"iam.webhook.secret_rotated",
 		"iam.webhook.replay_requested",
 		"iam.webhook.deleted",
+	}
+}
+
+// catalogTypes are of artifacts and of the versions of apps.
+func catalogTypes() []string {
+	return []string{
+		"apps.artifact.publish_requested",
+		"apps.artifact.registered",
+		"apps.artifact.activated",
+		"apps.artifact.verified",
+		"apps.artifact.promoted",
+		"apps.artifact.deprecated",
+		"apps.artifact.retired",
+		"apps.artifact.revoked",
+		"apps.version.registered",
+		"apps.version.promoted",
+		"apps.version.published",
+		"apps.version.deprecated",
+		"apps.version.retired",
 	}
 }
 

@@ -210,6 +210,24 @@ func (e AppInstanceStatus) Valid() bool {
 	}
 }
 
+// Defines values for AppVersionPromoteStatus.
+const (
+	AppVersionPromoteStatusCanary AppVersionPromoteStatus = "canary"
+	AppVersionPromoteStatusStaged AppVersionPromoteStatus = "staged"
+)
+
+// Valid indicates whether the value is a known member of the AppVersionPromoteStatus enum.
+func (e AppVersionPromoteStatus) Valid() bool {
+	switch e {
+	case AppVersionPromoteStatusCanary:
+		return true
+	case AppVersionPromoteStatusStaged:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for AppVersionStatus.
 const (
 	AppVersionStatusActive     AppVersionStatus = "active"
@@ -2209,7 +2227,10 @@ type AppVersion struct {
 	// AppSlug Lower-case letters, digits and inner hyphens.
 	AppSlug   Slug       `json:"app_slug"`
 	Artifacts []Artifact `json:"artifacts"`
-	CreatedAt time.Time  `json:"created_at"`
+
+	// CanaryPercent Share of projects that may launch a canary
+	CanaryPercent int32     `json:"canary_percent,omitempty,omitzero"`
+	CreatedAt     time.Time `json:"created_at"`
 
 	// Manifest The signed manifest's content as JSON
 	Manifest map[string]interface{} `json:"manifest"`
@@ -2227,6 +2248,25 @@ type AppVersionList struct {
 	Items      []AppVersion `json:"items"`
 	NextCursor string       `json:"next_cursor,omitempty,omitzero"`
 }
+
+// AppVersionMove defines model for AppVersionMove.
+type AppVersionMove struct {
+	// Reason For the event and the audit trail
+	Reason string `json:"reason,omitempty,omitzero"`
+}
+
+// AppVersionPromote defines model for AppVersionPromote.
+type AppVersionPromote struct {
+	// CanaryPercent Share of projects; for a canary alone
+	CanaryPercent int32 `json:"canary_percent,omitempty,omitzero"`
+
+	// Reason For the event and the audit trail
+	Reason string                  `json:"reason,omitempty,omitzero"`
+	Status AppVersionPromoteStatus `json:"status"`
+}
+
+// AppVersionPromoteStatus defines model for AppVersionPromote.Status.
+type AppVersionPromoteStatus string
 
 // AppVersionStatus defines model for AppVersionStatus.
 type AppVersionStatus string
@@ -2272,6 +2312,14 @@ type ArtifactList struct {
 
 // ArtifactName defines model for ArtifactName.
 type ArtifactName = string
+
+// ArtifactPromote defines model for ArtifactPromote.
+type ArtifactPromote struct {
+	Channel Channel `json:"channel"`
+
+	// Reason For the event and the audit trail
+	Reason string `json:"reason,omitempty,omitzero"`
+}
 
 // ArtifactRegister defines model for ArtifactRegister.
 type ArtifactRegister struct {
@@ -5331,6 +5379,18 @@ type ListUserTokensParams struct {
 // TransferAppSlugJSONRequestBody defines body for TransferAppSlug for application/json ContentType.
 type TransferAppSlugJSONRequestBody = AppSlugTransfer
 
+// DeprecateAppVersionJSONRequestBody defines body for DeprecateAppVersion for application/json ContentType.
+type DeprecateAppVersionJSONRequestBody = AppVersionMove
+
+// PromoteAppVersionJSONRequestBody defines body for PromoteAppVersion for application/json ContentType.
+type PromoteAppVersionJSONRequestBody = AppVersionPromote
+
+// PublishAppVersionJSONRequestBody defines body for PublishAppVersion for application/json ContentType.
+type PublishAppVersionJSONRequestBody = AppVersionMove
+
+// RetireAppVersionJSONRequestBody defines body for RetireAppVersion for application/json ContentType.
+type RetireAppVersionJSONRequestBody = AppVersionMove
+
 // RegisterManifestJSONRequestBody defines body for RegisterManifest for application/json ContentType.
 type RegisterManifestJSONRequestBody = ManifestRegister
 
@@ -5442,6 +5502,12 @@ type RegisterArtifactJSONRequestBody = ArtifactRegister
 // CreatePublishIntentJSONRequestBody defines body for CreatePublishIntent for application/json ContentType.
 type CreatePublishIntentJSONRequestBody = PublishIntentCreate
 
+// DeprecateArtifactJSONRequestBody defines body for DeprecateArtifact for application/json ContentType.
+type DeprecateArtifactJSONRequestBody = ArtifactWithdraw
+
+// PromoteArtifactJSONRequestBody defines body for PromoteArtifact for application/json ContentType.
+type PromoteArtifactJSONRequestBody = ArtifactPromote
+
 // RetireArtifactJSONRequestBody defines body for RetireArtifact for application/json ContentType.
 type RetireArtifactJSONRequestBody = ArtifactWithdraw
 
@@ -5534,9 +5600,15 @@ type ServerInterface interface {
 	// DeprecateAppVersion Close a version for new instances; those that run go on
 	// (POST /admin/apps/catalog/{app_slug}/versions/{version}/deprecate)
 	DeprecateAppVersion(c *gin.Context, appSlug AppSlug, version Version)
-	// PublishAppVersion Make a version launchable
+	// PromoteAppVersion Let some launch a version before all
+	// (POST /admin/apps/catalog/{app_slug}/versions/{version}/promote)
+	PromoteAppVersion(c *gin.Context, appSlug AppSlug, version Version)
+	// PublishAppVersion Make a version launchable by every entitled project
 	// (POST /admin/apps/catalog/{app_slug}/versions/{version}/publish)
 	PublishAppVersion(c *gin.Context, appSlug AppSlug, version Version)
+	// RetireAppVersion End a version that no app instance has
+	// (POST /admin/apps/catalog/{app_slug}/versions/{version}/retire)
+	RetireAppVersion(c *gin.Context, appSlug AppSlug, version Version)
 	// RegisterManifest Register the publisher-signed manifest of an app version, as draft
 	// (POST /admin/apps/manifests)
 	RegisterManifest(c *gin.Context)
@@ -5825,12 +5897,21 @@ type ServerInterface interface {
 	// GetArtifact One artifact
 	// (GET /projects/{project_id}/app-artifacts/{artifact_id})
 	GetArtifact(c *gin.Context, projectID ProjectID, artifactID ArtifactID, params GetArtifactParams)
+	// DeprecateArtifact Close an artifact for further versions
+	// (POST /projects/{project_id}/app-artifacts/{artifact_id}/deprecate)
+	DeprecateArtifact(c *gin.Context, projectID ProjectID, artifactID ArtifactID)
+	// PromoteArtifact Move a verified artifact to a later channel
+	// (POST /projects/{project_id}/app-artifacts/{artifact_id}/promote)
+	PromoteArtifact(c *gin.Context, projectID ProjectID, artifactID ArtifactID)
 	// RetireArtifact End an artifact that nothing uses; its content is removed from the registry
 	// (POST /projects/{project_id}/app-artifacts/{artifact_id}/retire)
 	RetireArtifact(c *gin.Context, projectID ProjectID, artifactID ArtifactID)
 	// RevokeArtifact End the trust in the content of an artifact; nothing starts with it any more
 	// (POST /projects/{project_id}/app-artifacts/{artifact_id}/revoke)
 	RevokeArtifact(c *gin.Context, projectID ProjectID, artifactID ArtifactID)
+	// VerifyArtifact Read the signatures of an artifact once more
+	// (POST /projects/{project_id}/app-artifacts/{artifact_id}/verify)
+	VerifyArtifact(c *gin.Context, projectID ProjectID, artifactID ArtifactID)
 	// ListAppInstances App instances of the project
 	// (GET /projects/{project_id}/app-instances)
 	ListAppInstances(c *gin.Context, projectID ProjectID, params ListAppInstancesParams)
@@ -6117,6 +6198,40 @@ func (siw *ServerInterfaceWrapper) DeprecateAppVersion(c *gin.Context) {
 	siw.Handler.DeprecateAppVersion(c, appSlug, version)
 }
 
+// PromoteAppVersion operation middleware
+func (siw *ServerInterfaceWrapper) PromoteAppVersion(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "app_slug" -------------
+	var appSlug AppSlug
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_slug", c.Param("app_slug"), &appSlug, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_slug: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "version" -------------
+	var version Version
+
+	err = runtime.BindStyledParameterWithOptions("simple", "version", c.Param("version"), &version, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter version: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.PromoteAppVersion(c, appSlug, version)
+}
+
 // PublishAppVersion operation middleware
 func (siw *ServerInterfaceWrapper) PublishAppVersion(c *gin.Context) {
 
@@ -6149,6 +6264,40 @@ func (siw *ServerInterfaceWrapper) PublishAppVersion(c *gin.Context) {
 	}
 
 	siw.Handler.PublishAppVersion(c, appSlug, version)
+}
+
+// RetireAppVersion operation middleware
+func (siw *ServerInterfaceWrapper) RetireAppVersion(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "app_slug" -------------
+	var appSlug AppSlug
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_slug", c.Param("app_slug"), &appSlug, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_slug: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "version" -------------
+	var version Version
+
+	err = runtime.BindStyledParameterWithOptions("simple", "version", c.Param("version"), &version, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter version: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RetireAppVersion(c, appSlug, version)
 }
 
 // RegisterManifest operation middleware
@@ -9218,6 +9367,74 @@ func (siw *ServerInterfaceWrapper) GetArtifact(c *gin.Context) {
 	siw.Handler.GetArtifact(c, projectID, artifactID, params)
 }
 
+// DeprecateArtifact operation middleware
+func (siw *ServerInterfaceWrapper) DeprecateArtifact(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "artifact_id" -------------
+	var artifactID ArtifactID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "artifact_id", c.Param("artifact_id"), &artifactID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter artifact_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.DeprecateArtifact(c, projectID, artifactID)
+}
+
+// PromoteArtifact operation middleware
+func (siw *ServerInterfaceWrapper) PromoteArtifact(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "artifact_id" -------------
+	var artifactID ArtifactID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "artifact_id", c.Param("artifact_id"), &artifactID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter artifact_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.PromoteArtifact(c, projectID, artifactID)
+}
+
 // RetireArtifact operation middleware
 func (siw *ServerInterfaceWrapper) RetireArtifact(c *gin.Context) {
 
@@ -9284,6 +9501,40 @@ func (siw *ServerInterfaceWrapper) RevokeArtifact(c *gin.Context) {
 	}
 
 	siw.Handler.RevokeArtifact(c, projectID, artifactID)
+}
+
+// VerifyArtifact operation middleware
+func (siw *ServerInterfaceWrapper) VerifyArtifact(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "artifact_id" -------------
+	var artifactID ArtifactID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "artifact_id", c.Param("artifact_id"), &artifactID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter artifact_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.VerifyArtifact(c, projectID, artifactID)
 }
 
 // ListAppInstances operation middleware
@@ -12175,7 +12426,9 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 
 	router.PUT(options.BaseURL+"/admin/apps/catalog/:app_slug/owner", wrapper.TransferAppSlug)
 	router.POST(options.BaseURL+"/admin/apps/catalog/:app_slug/versions/:version/deprecate", wrapper.DeprecateAppVersion)
+	router.POST(options.BaseURL+"/admin/apps/catalog/:app_slug/versions/:version/promote", wrapper.PromoteAppVersion)
 	router.POST(options.BaseURL+"/admin/apps/catalog/:app_slug/versions/:version/publish", wrapper.PublishAppVersion)
+	router.POST(options.BaseURL+"/admin/apps/catalog/:app_slug/versions/:version/retire", wrapper.RetireAppVersion)
 	router.POST(options.BaseURL+"/admin/apps/manifests", wrapper.RegisterManifest)
 	router.POST(options.BaseURL+"/admin/credits", wrapper.GrantCredit)
 	router.GET(options.BaseURL+"/admin/join-tokens", wrapper.ListJoinTokens)
@@ -12271,8 +12524,11 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/projects/:project_id/app-artifacts", wrapper.ListArtifacts)
 	router.POST(options.BaseURL+"/projects/:project_id/app-artifacts", wrapper.RegisterArtifact)
 	router.GET(options.BaseURL+"/projects/:project_id/app-artifacts/:artifact_id", wrapper.GetArtifact)
+	router.POST(options.BaseURL+"/projects/:project_id/app-artifacts/:artifact_id/deprecate", wrapper.DeprecateArtifact)
+	router.POST(options.BaseURL+"/projects/:project_id/app-artifacts/:artifact_id/promote", wrapper.PromoteArtifact)
 	router.POST(options.BaseURL+"/projects/:project_id/app-artifacts/:artifact_id/retire", wrapper.RetireArtifact)
 	router.POST(options.BaseURL+"/projects/:project_id/app-artifacts/:artifact_id/revoke", wrapper.RevokeArtifact)
+	router.POST(options.BaseURL+"/projects/:project_id/app-artifacts/:artifact_id/verify", wrapper.VerifyArtifact)
 	router.POST(options.BaseURL+"/projects/:project_id/app-artifacts/publish-intents", wrapper.CreatePublishIntent)
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances", wrapper.ListAppInstances)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances", wrapper.CreateAppInstance)
@@ -12396,6 +12652,7 @@ func (response TransferAppSlugdefaultApplicationProblemPlusJSONResponse) VisitTr
 type DeprecateAppVersionRequestObject struct {
 	AppSlug AppSlug `json:"app_slug"`
 	Version Version `json:"version"`
+	Body    *DeprecateAppVersionJSONRequestBody
 }
 
 type DeprecateAppVersionResponseObject interface {
@@ -12433,9 +12690,51 @@ func (response DeprecateAppVersiondefaultApplicationProblemPlusJSONResponse) Vis
 	return err
 }
 
+type PromoteAppVersionRequestObject struct {
+	AppSlug AppSlug `json:"app_slug"`
+	Version Version `json:"version"`
+	Body    *PromoteAppVersionJSONRequestBody
+}
+
+type PromoteAppVersionResponseObject interface {
+	VisitPromoteAppVersionResponse(w http.ResponseWriter) error
+}
+
+type PromoteAppVersion200JSONResponse AppVersion
+
+func (response PromoteAppVersion200JSONResponse) VisitPromoteAppVersionResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type PromoteAppVersiondefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response PromoteAppVersiondefaultApplicationProblemPlusJSONResponse) VisitPromoteAppVersionResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type PublishAppVersionRequestObject struct {
 	AppSlug AppSlug `json:"app_slug"`
 	Version Version `json:"version"`
+	Body    *PublishAppVersionJSONRequestBody
 }
 
 type PublishAppVersionResponseObject interface {
@@ -12462,6 +12761,47 @@ type PublishAppVersiondefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response PublishAppVersiondefaultApplicationProblemPlusJSONResponse) VisitPublishAppVersionResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RetireAppVersionRequestObject struct {
+	AppSlug AppSlug `json:"app_slug"`
+	Version Version `json:"version"`
+	Body    *RetireAppVersionJSONRequestBody
+}
+
+type RetireAppVersionResponseObject interface {
+	VisitRetireAppVersionResponse(w http.ResponseWriter) error
+}
+
+type RetireAppVersion200JSONResponse AppVersion
+
+func (response RetireAppVersion200JSONResponse) VisitRetireAppVersionResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RetireAppVersiondefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RetireAppVersiondefaultApplicationProblemPlusJSONResponse) VisitRetireAppVersionResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -16296,6 +16636,88 @@ func (response GetArtifactdefaultApplicationProblemPlusJSONResponse) VisitGetArt
 	return err
 }
 
+type DeprecateArtifactRequestObject struct {
+	ProjectID  ProjectID  `json:"project_id"`
+	ArtifactID ArtifactID `json:"artifact_id"`
+	Body       *DeprecateArtifactJSONRequestBody
+}
+
+type DeprecateArtifactResponseObject interface {
+	VisitDeprecateArtifactResponse(w http.ResponseWriter) error
+}
+
+type DeprecateArtifact200JSONResponse Artifact
+
+func (response DeprecateArtifact200JSONResponse) VisitDeprecateArtifactResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type DeprecateArtifactdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response DeprecateArtifactdefaultApplicationProblemPlusJSONResponse) VisitDeprecateArtifactResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type PromoteArtifactRequestObject struct {
+	ProjectID  ProjectID  `json:"project_id"`
+	ArtifactID ArtifactID `json:"artifact_id"`
+	Body       *PromoteArtifactJSONRequestBody
+}
+
+type PromoteArtifactResponseObject interface {
+	VisitPromoteArtifactResponse(w http.ResponseWriter) error
+}
+
+type PromoteArtifact200JSONResponse Artifact
+
+func (response PromoteArtifact200JSONResponse) VisitPromoteArtifactResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type PromoteArtifactdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response PromoteArtifactdefaultApplicationProblemPlusJSONResponse) VisitPromoteArtifactResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type RetireArtifactRequestObject struct {
 	ProjectID  ProjectID  `json:"project_id"`
 	ArtifactID ArtifactID `json:"artifact_id"`
@@ -16367,6 +16789,46 @@ type RevokeArtifactdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response RevokeArtifactdefaultApplicationProblemPlusJSONResponse) VisitRevokeArtifactResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type VerifyArtifactRequestObject struct {
+	ProjectID  ProjectID  `json:"project_id"`
+	ArtifactID ArtifactID `json:"artifact_id"`
+}
+
+type VerifyArtifactResponseObject interface {
+	VisitVerifyArtifactResponse(w http.ResponseWriter) error
+}
+
+type VerifyArtifact200JSONResponse Artifact
+
+func (response VerifyArtifact200JSONResponse) VisitVerifyArtifactResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type VerifyArtifactdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response VerifyArtifactdefaultApplicationProblemPlusJSONResponse) VisitVerifyArtifactResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -19243,9 +19705,15 @@ type StrictServerInterface interface {
 	// DeprecateAppVersion Close a version for new instances; those that run go on
 	// (POST /admin/apps/catalog/{app_slug}/versions/{version}/deprecate)
 	DeprecateAppVersion(ctx context.Context, request DeprecateAppVersionRequestObject) (DeprecateAppVersionResponseObject, error)
-	// PublishAppVersion Make a version launchable
+	// PromoteAppVersion Let some launch a version before all
+	// (POST /admin/apps/catalog/{app_slug}/versions/{version}/promote)
+	PromoteAppVersion(ctx context.Context, request PromoteAppVersionRequestObject) (PromoteAppVersionResponseObject, error)
+	// PublishAppVersion Make a version launchable by every entitled project
 	// (POST /admin/apps/catalog/{app_slug}/versions/{version}/publish)
 	PublishAppVersion(ctx context.Context, request PublishAppVersionRequestObject) (PublishAppVersionResponseObject, error)
+	// RetireAppVersion End a version that no app instance has
+	// (POST /admin/apps/catalog/{app_slug}/versions/{version}/retire)
+	RetireAppVersion(ctx context.Context, request RetireAppVersionRequestObject) (RetireAppVersionResponseObject, error)
 	// RegisterManifest Register the publisher-signed manifest of an app version, as draft
 	// (POST /admin/apps/manifests)
 	RegisterManifest(ctx context.Context, request RegisterManifestRequestObject) (RegisterManifestResponseObject, error)
@@ -19534,12 +20002,21 @@ type StrictServerInterface interface {
 	// GetArtifact One artifact
 	// (GET /projects/{project_id}/app-artifacts/{artifact_id})
 	GetArtifact(ctx context.Context, request GetArtifactRequestObject) (GetArtifactResponseObject, error)
+	// DeprecateArtifact Close an artifact for further versions
+	// (POST /projects/{project_id}/app-artifacts/{artifact_id}/deprecate)
+	DeprecateArtifact(ctx context.Context, request DeprecateArtifactRequestObject) (DeprecateArtifactResponseObject, error)
+	// PromoteArtifact Move a verified artifact to a later channel
+	// (POST /projects/{project_id}/app-artifacts/{artifact_id}/promote)
+	PromoteArtifact(ctx context.Context, request PromoteArtifactRequestObject) (PromoteArtifactResponseObject, error)
 	// RetireArtifact End an artifact that nothing uses; its content is removed from the registry
 	// (POST /projects/{project_id}/app-artifacts/{artifact_id}/retire)
 	RetireArtifact(ctx context.Context, request RetireArtifactRequestObject) (RetireArtifactResponseObject, error)
 	// RevokeArtifact End the trust in the content of an artifact; nothing starts with it any more
 	// (POST /projects/{project_id}/app-artifacts/{artifact_id}/revoke)
 	RevokeArtifact(ctx context.Context, request RevokeArtifactRequestObject) (RevokeArtifactResponseObject, error)
+	// VerifyArtifact Read the signatures of an artifact once more
+	// (POST /projects/{project_id}/app-artifacts/{artifact_id}/verify)
+	VerifyArtifact(ctx context.Context, request VerifyArtifactRequestObject) (VerifyArtifactResponseObject, error)
 	// ListAppInstances App instances of the project
 	// (GET /projects/{project_id}/app-instances)
 	ListAppInstances(ctx context.Context, request ListAppInstancesRequestObject) (ListAppInstancesResponseObject, error)
@@ -19866,6 +20343,27 @@ func (sh *strictHandler) DeprecateAppVersion(ctx *gin.Context, appSlug AppSlug, 
 	request.AppSlug = appSlug
 	request.Version = version
 
+	var body DeprecateAppVersionJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		if !errors.Is(err, io.EOF) {
+			sh.options.RequestErrorHandlerFunc(ctx, err)
+			return
+		}
+	} else {
+		request.Body = &body
+	}
+
 	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
 		return sh.ssi.DeprecateAppVersion(ctx, request.(DeprecateAppVersionRequestObject))
 	}
@@ -19886,12 +20384,78 @@ func (sh *strictHandler) DeprecateAppVersion(ctx *gin.Context, appSlug AppSlug, 
 	}
 }
 
+// PromoteAppVersion operation middleware
+func (sh *strictHandler) PromoteAppVersion(ctx *gin.Context, appSlug AppSlug, version Version) {
+	var request PromoteAppVersionRequestObject
+
+	request.AppSlug = appSlug
+	request.Version = version
+
+	var body PromoteAppVersionJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.PromoteAppVersion(ctx, request.(PromoteAppVersionRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "PromoteAppVersion")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(PromoteAppVersionResponseObject); ok {
+		if err := validResponse.VisitPromoteAppVersionResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
 // PublishAppVersion operation middleware
 func (sh *strictHandler) PublishAppVersion(ctx *gin.Context, appSlug AppSlug, version Version) {
 	var request PublishAppVersionRequestObject
 
 	request.AppSlug = appSlug
 	request.Version = version
+
+	var body PublishAppVersionJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		if !errors.Is(err, io.EOF) {
+			sh.options.RequestErrorHandlerFunc(ctx, err)
+			return
+		}
+	} else {
+		request.Body = &body
+	}
 
 	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
 		return sh.ssi.PublishAppVersion(ctx, request.(PublishAppVersionRequestObject))
@@ -19906,6 +20470,54 @@ func (sh *strictHandler) PublishAppVersion(ctx *gin.Context, appSlug AppSlug, ve
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(PublishAppVersionResponseObject); ok {
 		if err := validResponse.VisitPublishAppVersionResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RetireAppVersion operation middleware
+func (sh *strictHandler) RetireAppVersion(ctx *gin.Context, appSlug AppSlug, version Version) {
+	var request RetireAppVersionRequestObject
+
+	request.AppSlug = appSlug
+	request.Version = version
+
+	var body RetireAppVersionJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		if !errors.Is(err, io.EOF) {
+			sh.options.RequestErrorHandlerFunc(ctx, err)
+			return
+		}
+	} else {
+		request.Body = &body
+	}
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RetireAppVersion(ctx, request.(RetireAppVersionRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RetireAppVersion")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RetireAppVersionResponseObject); ok {
+		if err := validResponse.VisitRetireAppVersionResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {
@@ -23060,6 +23672,96 @@ func (sh *strictHandler) GetArtifact(ctx *gin.Context, projectID ProjectID, arti
 	}
 }
 
+// DeprecateArtifact operation middleware
+func (sh *strictHandler) DeprecateArtifact(ctx *gin.Context, projectID ProjectID, artifactID ArtifactID) {
+	var request DeprecateArtifactRequestObject
+
+	request.ProjectID = projectID
+	request.ArtifactID = artifactID
+
+	var body DeprecateArtifactJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.DeprecateArtifact(ctx, request.(DeprecateArtifactRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "DeprecateArtifact")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(DeprecateArtifactResponseObject); ok {
+		if err := validResponse.VisitDeprecateArtifactResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// PromoteArtifact operation middleware
+func (sh *strictHandler) PromoteArtifact(ctx *gin.Context, projectID ProjectID, artifactID ArtifactID) {
+	var request PromoteArtifactRequestObject
+
+	request.ProjectID = projectID
+	request.ArtifactID = artifactID
+
+	var body PromoteArtifactJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.PromoteArtifact(ctx, request.(PromoteArtifactRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "PromoteArtifact")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(PromoteArtifactResponseObject); ok {
+		if err := validResponse.VisitPromoteArtifactResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
 // RetireArtifact operation middleware
 func (sh *strictHandler) RetireArtifact(ctx *gin.Context, projectID ProjectID, artifactID ArtifactID) {
 	var request RetireArtifactRequestObject
@@ -23143,6 +23845,33 @@ func (sh *strictHandler) RevokeArtifact(ctx *gin.Context, projectID ProjectID, a
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(RevokeArtifactResponseObject); ok {
 		if err := validResponse.VisitRevokeArtifactResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// VerifyArtifact operation middleware
+func (sh *strictHandler) VerifyArtifact(ctx *gin.Context, projectID ProjectID, artifactID ArtifactID) {
+	var request VerifyArtifactRequestObject
+
+	request.ProjectID = projectID
+	request.ArtifactID = artifactID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.VerifyArtifact(ctx, request.(VerifyArtifactRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "VerifyArtifact")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(VerifyArtifactResponseObject); ok {
+		if err := validResponse.VisitVerifyArtifactResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

@@ -72,6 +72,31 @@ func (s *Server) GetArtifact(ctx context.Context, r GetArtifactRequestObject) (G
 	return GetArtifact200JSONResponse(artifactView(a)), err
 }
 
+// VerifyArtifact reads its signatures once more.
+func (s *Server) VerifyArtifact(ctx context.Context,
+	r VerifyArtifactRequestObject,
+) (VerifyArtifactResponseObject, error) {
+	a, err := s.Commands.VerifyArtifact(ctx, metaFrom(ctx), r.ProjectID, r.ArtifactID)
+	return VerifyArtifact200JSONResponse(artifactView(a)), err
+}
+
+// PromoteArtifact moves it to a later channel.
+func (s *Server) PromoteArtifact(ctx context.Context,
+	r PromoteArtifactRequestObject,
+) (PromoteArtifactResponseObject, error) {
+	a, err := s.Commands.PromoteArtifact(ctx, metaFrom(ctx), r.ProjectID, r.ArtifactID, string(r.Body.Channel),
+		r.Body.Reason)
+	return PromoteArtifact200JSONResponse(artifactView(a)), err
+}
+
+// DeprecateArtifact closes it for further versions.
+func (s *Server) DeprecateArtifact(ctx context.Context,
+	r DeprecateArtifactRequestObject,
+) (DeprecateArtifactResponseObject, error) {
+	a, err := s.Commands.DeprecateArtifact(ctx, metaFrom(ctx), r.ProjectID, r.ArtifactID, r.Body.Reason)
+	return DeprecateArtifact200JSONResponse(artifactView(a)), err
+}
+
 // RetireArtifact ends one that nothing uses.
 func (s *Server) RetireArtifact(ctx context.Context,
 	r RetireArtifactRequestObject,

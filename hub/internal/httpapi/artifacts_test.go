@@ -74,3 +74,23 @@ func TestTheContentOfWithdrawnArtifactsLeavesTheRegistry(t *testing.T) {
 	require.Equal(t, "artifact_revoked", y.must(t, y.boss, "POST", second+"/retire", "late", reason, 409).text("code"))
 	require.Zero(t, y.registryBytes(t), "although an active version names it")
 }
+
+func TestADelegationThatCameLateCountsOnceTheArtifactIsVerified(t *testing.T) {
+	y := newYard(t)
+	artifacts := "/projects/" + y.projectID + "/app-artifacts"
+	pushed := y.push(t, y.boss, "1.0.0", "1.0.0", y.signer)
+	made := y.must(t, y.boss, "POST", artifacts, "a", registration("1.0.0", pushed), 201)
+	require.Equal(t, "rejected", made.text("trust_state"))
+	path := artifacts + "/" + made.text("id")
+	const prod = `{"channel":"prod"}`
+	require.Equal(t, "artifact_not_verified", y.must(t, y.boss, "POST", path+"/promote", "p0", prod, 409).text("code"))
+	same := y.must(t, y.boss, "POST", path+"/verify", "v0", "", 200)
+	require.Equal(t, "rejected", same.text("trust_state"))
+
+	y.must(t, y.admin, "POST", "/admin/publishers", "p", y.delegate(t, "acme", "org/acme/"), 201)
+	verified := y.must(t, y.boss, "POST", path+"/verify", "v1", "", 200)
+	require.Equal(t, "verified", verified.text("trust_state"))
+	require.NotEqual(t, same.header.Get("ETag"), verified.header.Get("ETag"))
+	require.Equal(t, verified.body, y.must(t, y.boss, "POST", path+"/verify", "v2", "", 200).body, "nothing new is found")
+	require.Equal(t, "prod", y.must(t, y.boss, "POST", path+"/promote", "p1", prod, 200).text("channel"))
+}

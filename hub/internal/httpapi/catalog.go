@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -59,7 +60,7 @@ func (s *Server) RegisterManifest(ctx context.Context,
 func (s *Server) PublishAppVersion(ctx context.Context,
 	r PublishAppVersionRequestObject,
 ) (PublishAppVersionResponseObject, error) {
-	v, err := s.Commands.PublishAppVersion(ctx, metaFrom(ctx), r.AppSlug, r.Version)
+	v, err := s.Commands.PublishAppVersion(ctx, metaFrom(ctx), versionMove(r.AppSlug, r.Version, r.Body))
 	out, err := s.version(ctx, v, err)
 	return PublishAppVersion200JSONResponse(out), err
 }
@@ -68,9 +69,37 @@ func (s *Server) PublishAppVersion(ctx context.Context,
 func (s *Server) DeprecateAppVersion(ctx context.Context,
 	r DeprecateAppVersionRequestObject,
 ) (DeprecateAppVersionResponseObject, error) {
-	v, err := s.Commands.DeprecateAppVersion(ctx, metaFrom(ctx), r.AppSlug, r.Version)
+	v, err := s.Commands.DeprecateAppVersion(ctx, metaFrom(ctx), versionMove(r.AppSlug, r.Version, r.Body))
 	out, err := s.version(ctx, v, err)
 	return DeprecateAppVersion200JSONResponse(out), err
+}
+
+// PromoteAppVersion lets some launch a version before all.
+func (s *Server) PromoteAppVersion(ctx context.Context,
+	r PromoteAppVersionRequestObject,
+) (PromoteAppVersionResponseObject, error) {
+	v, err := s.Commands.PromoteAppVersion(ctx, metaFrom(ctx), command.VersionMove{
+		AppSlug: r.AppSlug, Version: r.Version, Reason: r.Body.Reason,
+	}, catalog.Status(r.Body.Status), int(r.Body.CanaryPercent))
+	out, err := s.version(ctx, v, err)
+	return PromoteAppVersion200JSONResponse(out), err
+}
+
+// RetireAppVersion ends a version that no app instance has.
+func (s *Server) RetireAppVersion(ctx context.Context,
+	r RetireAppVersionRequestObject,
+) (RetireAppVersionResponseObject, error) {
+	v, err := s.Commands.RetireAppVersion(ctx, metaFrom(ctx), versionMove(r.AppSlug, r.Version, r.Body))
+	out, err := s.version(ctx, v, err)
+	return RetireAppVersion200JSONResponse(out), err
+}
+
+func versionMove(slug, version string, body *AppVersionMove) command.VersionMove {
+	move := command.VersionMove{AppSlug: slug, Version: version}
+	if body != nil {
+		move.Reason = body.Reason
+	}
+	return move
 }
 
 // ListPublishers lists delegations.
@@ -189,6 +218,7 @@ func versionView(full query.AppVersion) (AppVersion, error) {
 		AppSlug: v.AppSlug, Version: v.Version, Status: AppVersionStatus(v.Status), Artifacts: []Artifact{},
 		Parameters:     map[string]any{},
 		PublisherKeyID: v.PublisherKeyID, PublishedAt: v.PublishedAt, CreatedAt: v.CreatedAt,
+		CanaryPercent: int32(v.CanaryPercent),
 	}
 	for _, a := range full.Artifacts {
 		out.Artifacts = append(out.Artifacts, artifactView(a))

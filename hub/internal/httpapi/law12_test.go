@@ -78,8 +78,14 @@ func accountSamples() map[string]string {
 		"registerArtifact": `{"app_slug":"a","app_version":"1","artifact_name":"runtime","artifact_kind":"oci",` +
 			`"source_type":"oci_registry","repository":"org/a/b",` +
 			`"digest":"sha256:` + hex64 + `","tag":"t","media_type":"m","source_uri":"u","channel":"dev"}`,
-		"retireArtifact": `{"reason":"r"}`,
-		"revokeArtifact": `{"reason":"r"}`,
+		"promoteArtifact":     `{"channel":"prod","reason":"r"}`,
+		"deprecateArtifact":   `{"reason":"r"}`,
+		"promoteAppVersion":   `{"status":"canary","canary_percent":5,"reason":"r"}`,
+		"publishAppVersion":   `{"reason":"r"}`,
+		"deprecateAppVersion": `{"reason":"r"}`,
+		"retireAppVersion":    `{"reason":"r"}`,
+		"retireArtifact":      `{"reason":"r"}`,
+		"revokeArtifact":      `{"reason":"r"}`,
 		"createAllocation": `{"node_id":"` + someID +
 			`","sku":"s","capacity_shape":"gpu_slice","accelerator_count":0,"accelerator_model":"m","cpu_cores":1,` +
 			`"memory_mib":64}`,

@@ -42,6 +42,8 @@ type arranged struct {
 	// project is the path of the project. deployed is an instance of containers, cluster one of an external worker;
 	// both run. shared is another project's.
 	project, deployed, cluster, shared string
+	// pushed is an artifact that the registry has.
+	pushed string
 	// spare is an allocation without an instance.
 	spare string
 	// lost is a node that was never in contact.
@@ -106,7 +108,7 @@ func (a *arranged) ship(t *testing.T) {
 			a.registerArtifact = registration(version, pushed)
 			return
 		}
-		a.post(t, a.boss, a.project+"/app-artifacts", registration(version, pushed), 201)
+		a.pushed = a.post(t, a.boss, a.project+"/app-artifacts", registration(version, pushed), 201).text("id")
 		body := a.ships.manifest(t, version, pushed.Repository, pushed.Digest, a.ships.signer)
 		if version == "4.0.0" {
 			a.registerManifest = body
@@ -114,6 +116,18 @@ func (a *arranged) ship(t *testing.T) {
 		}
 		a.post(t, a.admin, "/admin/apps/manifests", body, 201)
 		a.post(t, a.admin, "/admin/apps/catalog/demo/versions/"+version+"/publish", "", 200)
+	}
+}
+
+// statusOf sets the status of a version of the demo.
+func (a *arranged) statusOf(version, status string) func(t *testing.T, token string) map[string]string {
+	return func(t *testing.T, _ string) map[string]string {
+		a.tx(t, func(ctx context.Context, tx db.Tx) error {
+			_, err := tx.Exec(ctx, `UPDATE app_versions SET status = $2 WHERE app_slug = 'demo' AND version = $1`, version,
+				status)
+			return err
+		})
+		return nil
 	}
 }
 
@@ -227,13 +241,27 @@ func (a *arranged) ofResources(t *testing.T) map[string]arrangement {
 		"resizeVolume":         {body: `{"size_mib":128}`},
 		"createVolumeSnapshot": {},
 		"deprecateAppVersion":  {ids: map[string]string{"version": "2.0.0"}},
-		"registerArtifact":     {body: a.registerArtifact},
-		"registerManifest":     {body: a.registerManifest},
-		"registerPublisher":    {body: a.ships.delegate(t, "acme", "org/acme/")},
-		"releaseAllocation":    {ids: map[string]string{"allocation_id": a.spare}},
-		"releaseAppSlug":       {ids: map[string]string{"app_slug": "unused"}},
-		"removeNode":           {ids: map[string]string{"node_id": a.lost}},
-		"replayWebhook":        {},
+		"promoteAppVersion":    {before: a.statusOf("1.0.0", "staged")},
+		"publishAppVersion":    {before: a.statusOf("1.0.0", "canary")},
+		"retireAppVersion": {
+			ids: map[string]string{"version": "3.0.0"}, before: a.statusOf("3.0.0", "deprecated"),
+		},
+		"verifyArtifact": {ids: map[string]string{"artifact_id": a.pushed}, before: func(t *testing.T,
+			_ string,
+		) map[string]string {
+			a.tx(t, func(ctx context.Context, tx db.Tx) error {
+				_, err := tx.Exec(ctx, `UPDATE artifacts SET trust_state = 'rejected' WHERE id = $1`, a.pushed)
+				return err
+			})
+			return nil
+		}},
+		"registerArtifact":  {body: a.registerArtifact},
+		"registerManifest":  {body: a.registerManifest},
+		"registerPublisher": {body: a.ships.delegate(t, "acme", "org/acme/")},
+		"releaseAllocation": {ids: map[string]string{"allocation_id": a.spare}},
+		"releaseAppSlug":    {ids: map[string]string{"app_slug": "unused"}},
+		"removeNode":        {ids: map[string]string{"node_id": a.lost}},
+		"replayWebhook":     {},
 		"enableWebhook": {before: func(t *testing.T, _ string) map[string]string {
 			a.tx(t, func(ctx context.Context, tx db.Tx) error {
 				_, err := tx.Exec(ctx, `UPDATE webhooks SET status = 'disabled' WHERE id = $1`, a.ids["webhook_id"])

@@ -224,7 +224,7 @@ func (h *Hub) publish(doc string) {
 		if _, err := artifact.Activate(ctx, tx, "1.0.0", []manifest.Image{{Ref: DemoImage}}, now); err != nil {
 			return 0, err
 		}
-		if _, _, err := catalog.SetStatus(ctx, tx, "demo", "1.0.0", catalog.Active, now); err != nil {
+		if _, _, err := catalog.SetStatus(ctx, tx, "demo", "1.0.0", catalog.Move{To: catalog.Active}, now); err != nil {
 			return 0, err
 		}
 		if _, _, err := catalog.PutEntitlement(ctx, tx, catalog.Entitlement{
@@ -276,10 +276,11 @@ func (h *Hub) LaunchWorker() instance.Instance {
 	h.T.Helper()
 	h.register(manifesttest.External("cluster"))
 	Tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
-		if _, _, err := catalog.SetStatus(ctx, tx, "cluster", "1.0.0", catalog.Active, h.Now()); err != nil {
+		_, _, err := catalog.SetStatus(ctx, tx, "cluster", "1.0.0", catalog.Move{To: catalog.Active}, h.Now())
+		if err != nil {
 			return 0, err
 		}
-		_, _, err := catalog.PutEntitlement(ctx, tx, catalog.Entitlement{
+		_, _, err = catalog.PutEntitlement(ctx, tx, catalog.Entitlement{
 			ProjectID: h.Project.ID, OrgID: h.Project.OrgID, AppSlug: "cluster", Enabled: true, UpdatedBy: db.NewID(),
 		}, h.Now())
 		return 0, err

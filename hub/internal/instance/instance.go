@@ -333,16 +333,24 @@ func EachManifest(ctx context.Context, tx db.Tx, each func(envelope []byte)) err
 		WHERE i.status <> 'decommissioned'`)
 }
 
+// inUse joins app instances (i) with the revisions (r) that they run, start with or, during an upgrade, may return to.
+const inUse = `FROM app_instances i
+	JOIN instance_revisions latest ON latest.instance_id = i.id AND latest.revision = i.revision
+	JOIN instance_revisions r ON r.instance_id = i.id AND (r.revision = i.revision
+		OR r.revision = latest.fallback_revision AND i.status IN ('upgrading', 'rolling_back'))
+	WHERE i.status <> 'decommissioned' AND r.app_version = $1`
+
+// VersionInUse reports whether instances run the version of an app, start with it or may return to it.
+func VersionInUse(ctx context.Context, tx db.Tx, appSlug, version string) (bool, error) {
+	return db.Value[bool](ctx, tx, `SELECT EXISTS (SELECT 1 `+inUse+` AND i.app_slug = $2)`, version, appSlug)
+}
+
 // EachManifestInUse calls each with the signed manifest envelopes of a version's name that instances run, start with
 // or, during an upgrade, may return to, each once. The bytes are valid during the call.
 func EachManifestInUse(ctx context.Context, tx db.Tx, version string, each func(envelope []byte)) error {
 	var envelope []byte
-	return db.ForEach(ctx, tx, []any{&envelope}, func() { each(envelope) }, `SELECT DISTINCT r.manifest_envelope
-		FROM app_instances i
-		JOIN instance_revisions latest ON latest.instance_id = i.id AND latest.revision = i.revision
-		JOIN instance_revisions r ON r.instance_id = i.id AND (r.revision = i.revision
-			OR r.revision = latest.fallback_revision AND i.status IN ('upgrading', 'rolling_back'))
-		WHERE i.status <> 'decommissioned' AND r.app_version = $1`, version)
+	return db.ForEach(ctx, tx, []any{&envelope}, func() { each(envelope) }, `SELECT DISTINCT r.manifest_envelope `+
+		inUse, version)
 }
 
 // CountLive returns how many instances of the org are not decommissioned.

@@ -227,7 +227,7 @@ func visibleVersion(ctx context.Context, tx db.Tx, p iam.Principal, project iam.
 	if err != nil {
 		return catalog.Version{}, err
 	}
-	if version.Status == catalog.Draft && !seesDrafts(p, app) {
+	if (version.Status == catalog.Draft || version.Status == catalog.Staged) && !seesUnreleased(p, app) {
 		return catalog.Version{}, iam.ErrNotFound()
 	}
 	return version, nil

@@ -32,7 +32,7 @@ func (s *Service) Apps(ctx context.Context, p iam.Principal, projectID string, p
 	})
 }
 
-// AppVersions lists an app's versions, the newest first; drafts only to the owner and to platform admins.
+// AppVersions lists an app's versions, the newest first; drafts and staged ones only to the owner and platform admins.
 func (s *Service) AppVersions(ctx context.Context, p iam.Principal, slug string,
 	page db.Page,
 ) ([]AppVersion, error) {
@@ -45,10 +45,10 @@ func (s *Service) AppVersions(ctx context.Context, p iam.Principal, slug string,
 			return nil, iam.ErrNotFound()
 		}
 		versions, err := catalog.Versions(ctx, tx, catalog.VersionFilter{
-			AppSlug: app.Slug,
-			Drafts:  seesDrafts(p, app),
-			After:   page.After,
-			Limit:   page.Limit,
+			AppSlug:    app.Slug,
+			Unreleased: seesUnreleased(p, app),
+			After:      page.After,
+			Limit:      page.Limit,
 		})
 		if err != nil {
 			return nil, err
@@ -81,8 +81,9 @@ func withArtifacts(ctx context.Context, tx db.Tx, slug string, versions []catalo
 	return out, err
 }
 
-// seesDrafts reports whether a caller may know of an app's unpublished versions: its owner and platform admins may.
-func seesDrafts(p iam.Principal, app catalog.App) bool {
+// seesUnreleased reports whether a caller may know of an app's drafts and staged versions: its owner may, and platform
+// admins.
+func seesUnreleased(p iam.Principal, app catalog.App) bool {
 	return p.PlatformAdmin || app.OrgID == p.OrgID && app.OrgID != ""
 }
 

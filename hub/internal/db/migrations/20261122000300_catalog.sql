@@ -32,6 +32,8 @@ CREATE TABLE IF NOT EXISTS app_versions (
   publisher_key_id TEXT NOT NULL,
   -- The org slug of the delegation under which it was signed; NULL where a catalog key signed directly.
   publisher_org_slug TEXT,
+  -- The share of projects that may launch a canary.
+  canary_percent INT8 NOT NULL DEFAULT 0,
   published_at TIMESTAMPTZ,
   resource_version INT8 NOT NULL,
   created_at TIMESTAMPTZ NOT NULL,

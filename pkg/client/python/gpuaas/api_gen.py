@@ -379,6 +379,7 @@ class AppVersion:
     parameters: dict[str, Any]
     status: AppVersionStatus
     version: VersionName
+    canary_percent: int | None = None
     published_at: datetime | None = None
     publisher_key_id: str | None = None
 
@@ -389,6 +390,22 @@ class AppVersionList:
 
     items: list[AppVersion]
     next_cursor: str | None = None
+
+
+@dataclass(kw_only=True)
+class AppVersionMove:
+    """AppVersionMove."""
+
+    reason: str | None = None
+
+
+@dataclass(kw_only=True)
+class AppVersionPromote:
+    """AppVersionPromote."""
+
+    status: Literal["staged", "canary"]
+    canary_percent: int | None = None
+    reason: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -419,6 +436,14 @@ class ArtifactList:
 
     items: list[Artifact]
     next_cursor: str | None = None
+
+
+@dataclass(kw_only=True)
+class ArtifactPromote:
+    """ArtifactPromote."""
+
+    channel: Channel
+    reason: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -2814,6 +2839,7 @@ class Operations(ABC):
         self,
         app_slug: str,
         version: str,
+        body: AppVersionMove | None = None,
         *,
         if_match: str | None = None,
         idempotency_key: str | None = None,
@@ -2824,6 +2850,25 @@ class Operations(ABC):
             f"/admin/apps/catalog/{quote(app_slug, safe='')}/versions/{quote(version, safe='')}/deprecate",
             AppVersion,
             headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
+            body=body,
+        )
+
+    def deprecate_artifact(
+        self,
+        project_id: str,
+        artifact_id: str,
+        body: ArtifactWithdraw,
+        *,
+        if_match: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Artifact:
+        """Close an artifact for further versions; needs apps.artifact.manage."""
+        return self._call(
+            "POST",
+            f"/projects/{quote(project_id, safe='')}/app-artifacts/{quote(artifact_id, safe='')}/deprecate",
+            Artifact,
+            headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
+            body=body,
         )
 
     def detach_app_instance(
@@ -3971,20 +4016,58 @@ class Operations(ABC):
             body=body,
         )
 
-    def publish_app_version(
+    def promote_app_version(
         self,
         app_slug: str,
         version: str,
+        body: AppVersionPromote,
         *,
         if_match: str | None = None,
         idempotency_key: str | None = None,
     ) -> AppVersion:
-        """Make a version launchable; needs apps.catalog.manage."""
+        """Let some launch a version before all; needs apps.catalog.manage."""
+        return self._call(
+            "POST",
+            f"/admin/apps/catalog/{quote(app_slug, safe='')}/versions/{quote(version, safe='')}/promote",
+            AppVersion,
+            headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
+            body=body,
+        )
+
+    def promote_artifact(
+        self,
+        project_id: str,
+        artifact_id: str,
+        body: ArtifactPromote,
+        *,
+        if_match: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Artifact:
+        """Move a verified artifact to a later channel; needs apps.artifact.manage."""
+        return self._call(
+            "POST",
+            f"/projects/{quote(project_id, safe='')}/app-artifacts/{quote(artifact_id, safe='')}/promote",
+            Artifact,
+            headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
+            body=body,
+        )
+
+    def publish_app_version(
+        self,
+        app_slug: str,
+        version: str,
+        body: AppVersionMove | None = None,
+        *,
+        if_match: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> AppVersion:
+        """Make a version launchable by every entitled project; needs apps.catalog.manage."""
         return self._call(
             "POST",
             f"/admin/apps/catalog/{quote(app_slug, safe='')}/versions/{quote(version, safe='')}/publish",
             AppVersion,
             headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
+            body=body,
         )
 
     def put_app_ssh_keys(
@@ -4376,6 +4459,24 @@ class Operations(ABC):
             body=body,
         )
 
+    def retire_app_version(
+        self,
+        app_slug: str,
+        version: str,
+        body: AppVersionMove | None = None,
+        *,
+        if_match: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> AppVersion:
+        """End a version that no app instance has; needs apps.catalog.manage."""
+        return self._call(
+            "POST",
+            f"/admin/apps/catalog/{quote(app_slug, safe='')}/versions/{quote(version, safe='')}/retire",
+            AppVersion,
+            headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
+            body=body,
+        )
+
     def retire_artifact(
         self,
         project_id: str,
@@ -4744,6 +4845,22 @@ class Operations(ABC):
             AppInstance,
             headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
             body=body,
+        )
+
+    def verify_artifact(
+        self,
+        project_id: str,
+        artifact_id: str,
+        *,
+        if_match: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Artifact:
+        """Read the signatures of an artifact once more; needs apps.artifact.manage."""
+        return self._call(
+            "POST",
+            f"/projects/{quote(project_id, safe='')}/app-artifacts/{quote(artifact_id, safe='')}/verify",
+            Artifact,
+            headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
         )
 
     def whoami(
