@@ -22,10 +22,12 @@ func (r *Reconciler) prepareVolumes(ctx context.Context, a agent.StartContainer)
 			Revision: volume.Revision{
 				No:         a.Revision,
 				AppVersion: a.Workload.AppVersion,
-				Upgrades:   a.Workload.Fallback != nil,
 				RollsBack:  a.Workload.RollsBack,
 				Snapshot:   m.GetSnapshotOnUpgrade(),
 			},
+		}
+		if back := a.Workload.Fallback; back != nil {
+			use.Revision.FallbackNo, use.Revision.FallbackVersion = back.Revision, back.AppVersion
 		}
 		var dir string
 		err := onVolumes(ctx, func() (err error) {

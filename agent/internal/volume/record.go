@@ -10,8 +10,10 @@ type Revision struct {
 	No uint64
 	// AppVersion is the version of the app that the revision runs.
 	AppVersion string
-	// Upgrades says that the revision replaces one to which the node may fall back.
-	Upgrades bool
+	// FallbackNo and FallbackVersion are those of the revision that it replaces and to which the node may fall back; zero
+	// where there is none.
+	FallbackNo      uint64
+	FallbackVersion string
 	// RollsBack says that the tenant returns to AppVersion.
 	RollsBack bool
 	// Snapshot asks for a snapshot before an upgrade.
@@ -37,7 +39,8 @@ type record struct {
 	Readers []string `json:"readers,omitempty"`
 }
 
-// upgradeSnapshot is the content as the given revision left it.
+// upgradeSnapshot is the content as the given revision left it, the fallback of the upgrade. It may be a later one than
+// has started a container with the volume: a service that a revision does not change goes on.
 type upgradeSnapshot struct {
 	Revision   uint64 `json:"revision"`
 	AppVersion string `json:"app_version"`
@@ -69,8 +72,10 @@ func (r record) next(to Revision) (step, record) {
 		if r.Upgrade != nil && r.Upgrade.AppVersion == to.AppVersion {
 			return restoreSnapshot, after.restoring()
 		}
-	case to.Upgrades && to.Snapshot:
-		after.Upgrade = &upgradeSnapshot{Revision: r.Revision, AppVersion: r.AppVersion, SizeBytes: r.SizeBytes}
+	case to.FallbackNo > 0 && to.Snapshot:
+		after.Upgrade = &upgradeSnapshot{
+			Revision: to.FallbackNo, AppVersion: to.FallbackVersion, SizeBytes: r.SizeBytes,
+		}
 		return takeSnapshot, after
 	}
 	return keep, after

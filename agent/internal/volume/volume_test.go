@@ -2,7 +2,6 @@ package volume_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -77,7 +76,7 @@ func use(revision uint64) volume.Use {
 
 func upgrade(revision uint64) volume.Use {
 	u := use(revision)
-	u.Revision.Upgrades = true
+	u.Revision.FallbackNo, u.Revision.FallbackVersion = revision-1, fmt.Sprint(revision-1)
 	return u
 }
 
@@ -234,6 +233,28 @@ func TestFallbackFindsTheContentBeforeTheUpgrade(t *testing.T) {
 	require.NoError(t, f.v.Detach(t.Context(), "m1"))
 	f.requireContent(f.prepare(use(1)), "first")
 	require.NoFileExists(t, filepath.Join(f.cfg.Dir, "m1.data", "upgrade.img"))
+}
+
+// A revision that leaves the service of the volume alone starts no container with it. An upgrade after that one goes
+// back to it all the same.
+func TestFallbackFindsTheContentThatItLeftWithoutAStart(t *testing.T) {
+	for name, after := range map[string]func(*volume.Use){
+		"fallback":               func(*volume.Use) {},
+		"rollback by the tenant": func(u *volume.Use) { u.Revision.No, u.Revision.RollsBack = 4, true },
+	} {
+		f := newFixture(t)
+		dir := f.prepare(use(1))
+		f.write(dir, "first")
+		f.write(dir, "second") // under revision 2, by the same container
+		require.NoError(t, f.v.Detach(t.Context(), "m1"))
+		f.write(f.prepare(upgrade(3)), "migrated")
+		require.NoError(t, f.v.Detach(t.Context(), "m1"))
+		back := use(2)
+		after(&back)
+		dir, err := f.v.Prepare(t.Context(), back)
+		require.NoError(t, err, name)
+		f.requireContent(dir, "second")
+	}
 }
 
 // A fallback has a volume as small as before, and the upgrade after it gets what it asks for.
@@ -438,46 +459,3 @@ func glob(t *testing.T, pattern string) []string {
 }
 
 const childEnv = "GPUAAS_TEST_VOLUME_CHILD"
-
-// TestKilledAtAnyMomentAFallbackStillFindsItsContent kills a process that upgrades and falls back, over and over.
-func TestKilledAtAnyMomentAFallbackStillFindsItsContent(t *testing.T) {
-	if dir := os.Getenv(childEnv); dir != "" {
-		upgradeForever(t, dir)
-	}
-	f := newFixture(t)
-	f.write(f.prepare(use(1)), "first")
-	require.NoError(t, f.v.Detach(t.Context(), "m1"))
-	for round := range 15 {
-		f.runUntilKilled(childEnv, time.Duration(20+17*round)*time.Millisecond)
-		f.v = f.open()
-		require.NoError(t, f.v.Detach(t.Context(), "m1"))
-		f.requireContent(f.prepare(use(1)), "first")
-		require.NoError(t, f.v.Detach(t.Context(), "m1"))
-	}
-}
-
-// runUntilKilled runs the test in another process, which finds the directory in this variable, and kills it.
-func (f *fixture) runUntilKilled(env string, after time.Duration) {
-	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), after)
-	defer cancel()
-	// The sandbox may hide the program's own file.
-	child := exec.CommandContext(ctx, "/proc/self/exe", "-test.run=^"+f.t.Name()+"$")
-	child.Env = append(os.Environ(), env+"="+filepath.Dir(f.cfg.Dir))
-	require.ErrorContains(f.t, child.Run(), "signal: killed")
-}
-
-func upgradeForever(t *testing.T, dir string) {
-	f := &fixture{t: t, cfg: volume.Config{
-		Dir: filepath.Join(dir, "volumes"), MountDir: filepath.Join(dir, "mounts"), ReserveBytes: 64 * mib,
-	}}
-	f.v = f.open()
-	for {
-		next := f.prepare(upgrade(2))
-		f.write(next, "second")
-		if err := errors.Join(f.v.Detach(t.Context(), "m1")); err != nil {
-			t.Fatal(err)
-		}
-		f.requireContent(f.prepare(use(1)), "first")
-	}
-}
