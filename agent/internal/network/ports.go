@@ -52,6 +52,23 @@ func publications(id string, ip netip.Addr, ports []PortMapping) []publication {
 	return out
 }
 
+// PublishedOn is the host port that leads to a TCP port of a service; 0 for none.
+func (n *Network) PublishedOn(memberID, service string, port uint16) uint16 {
+	all, _ := n.List() // without a list there is none
+	for _, id := range all {
+		r, err := n.readRecord(id)
+		if err != nil || !r.Ready || !isCopyOf(ID(memberID, service), id) {
+			continue
+		}
+		for _, p := range r.Ports {
+			if p.Protocol == tcp.name && p.ContainerPort == port {
+				return p.HostPort
+			}
+		}
+	}
+	return 0
+}
+
 // openings are what the firewall table lets through for single attachments.
 type openings struct {
 	ports []publication

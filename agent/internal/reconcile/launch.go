@@ -364,6 +364,9 @@ func (r *Reconciler) assignPorts(w agent.Workload, change func(*state.Member)) (
 		To:      r.cfg.PortTo,
 		Tenants: owner.HostPorts.Contains,
 		Free:    func(port uint16) bool { return r.machine.Network.PortFree(w.MemberID, port) },
+		Published: func(service string, container uint16) uint16 {
+			return r.machine.Network.PublishedOn(w.MemberID, service, container)
+		},
 	}, change)
 	if err != nil {
 		return nil, err

@@ -102,6 +102,8 @@ type Network interface {
 	Leftovers(ctx context.Context, memberID string) ([]string, error)
 	EnsureRules(ctx context.Context) (restored bool, err error)
 	PortFree(memberID string, port uint16) bool
+	// PublishedOn is the host port that leads to a port of a member's service; 0 for none.
+	PublishedOn(memberID, service string, port uint16) uint16
 	Conditions() []string
 }
 

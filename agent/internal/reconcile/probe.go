@@ -65,7 +65,8 @@ func (r *Reconciler) probe(ctx context.Context, snap snapshot) {
 		w := signed.Effective(m)
 		for _, c := range snap.observed.Containers {
 			service, probed := w.Probed(c, m, now)
-			if !probed {
+			// Before the network is recorded, as after the loss of the store, its address is not known.
+			if !probed || !m.Services[service.Attachment()].NetworkReady {
 				continue
 			}
 			live[c.ID] = true

@@ -366,6 +366,27 @@ func TestContainersOfAnotherLifeAreTakenAway(t *testing.T) {
 	require.True(t, final)
 }
 
+// A node that has lost its store keeps what runs as it is, with its ports, once it has the state again.
+func TestLaw04AContainerOfAnotherLifeKeepsItsNetwork(t *testing.T) {
+	f := newFixture(t)
+	other, w := f.hub.workload(`{}`), f.hub.workload(`{}`)
+	f.push(other)
+	f.untilStatus(other.GetId(), protocol.WorkloadStatus_READY)
+	f.push(other, w)
+	before := f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+	pid := f.container(w.GetId()).PID
+	f.push(w)
+	f.untilStatus(other.GetId(), protocol.WorkloadStatus_REMOVED) // the port that the node chose first is free
+	f.stop()
+	require.NoError(t, os.RemoveAll(f.dir+"/state"))
+	f.start()
+	f.push(w)
+	again := f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+	require.True(t, proto.Equal(before.GetEndpoints()[0], again.GetEndpoints()[0]), "under the same port")
+	require.Equal(t, pid, f.container(w.GetId()).PID)
+	get(t, url(again, "/"))
+}
+
 func TestLaw03AnExpiredTrustBundleIsAConditionAndStopsNothing(t *testing.T) {
 	f := newFixture(t)
 	w := f.hub.workload(`{}`)

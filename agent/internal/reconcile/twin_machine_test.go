@@ -396,6 +396,7 @@ func (h netHandle) List() ([]string, error) {
 func (h netHandle) Leftovers(context.Context, string) ([]string, error) { return nil, nil }
 func (h netHandle) EnsureRules(context.Context) (bool, error)           { return false, nil }
 func (h netHandle) PortFree(string, uint16) bool                        { return true }
+func (h netHandle) PublishedOn(string, string, uint16) uint16           { return 0 }
 
 // idle is what neither node has.
 type idle struct{}

@@ -97,6 +97,8 @@ func (m networks) List() ([]string, error) {
 
 func (networks) PortFree(string, uint16) bool { return true }
 
+func (networks) PublishedOn(string, string, uint16) uint16 { return 0 }
+
 func (networks) Publish(context.Context, string, []network.PortMapping) error { return nil }
 
 func (networks) Drain(context.Context, string, time.Duration) error { return nil }

@@ -29,7 +29,10 @@ func of(service string, ports ...*protocol.Port) []state.ServicePort {
 
 // pool lets tenants choose the ports from 30000.
 func pool(from, to uint16, free func(uint16) bool) state.PortPool {
-	return state.PortPool{From: from, To: to, Free: free, Tenants: func(port uint16) bool { return port >= 30000 }}
+	return state.PortPool{
+		From: from, To: to, Free: free, Tenants: func(port uint16) bool { return port >= 30000 },
+		Published: func(string, uint16) uint16 { return 0 },
+	}
 }
 
 // A port that a tenant chose is given to no other member, and the node itself never chooses one that tenants may.
@@ -133,6 +136,25 @@ func TestAPortThatWasGivenBackIsGivenAgainAfterAllOthers(t *testing.T) {
 		s = open(t, dir, m)
 	}
 	require.Equal(t, []uint16{20001, 20002, 20003, 20001, 20002}, given)
+}
+
+// Of a member that runs, a store that was lost does not know the ports any more: it keeps those that are published.
+func TestAMemberOfALostStoreKeepsItsPublishedPorts(t *testing.T) {
+	s := open(t, t.TempDir(), newMesh(t))
+	web := []*protocol.Port{{Name: "http", ContainerPort: 8080, Protocol: "http"}}
+	lost := pool(20000, 20003, anyPort)
+	assign := func(published uint16) uint16 {
+		lost.Published = func(service string, container uint16) uint16 {
+			require.Equal(t, "main", service)
+			require.EqualValues(t, 8080, container)
+			return published
+		}
+		ports, err := s.AssignPorts("m", of("main", web...), lost, func(*state.Member) {})
+		require.NoError(t, err)
+		return ports[0].Host
+	}
+	require.EqualValues(t, 20002, assign(20002))
+	require.EqualValues(t, 20002, assign(20003), "what the store knows counts")
 }
 
 func TestRetiringClosesUsageWithAFinalRecordAndAProof(t *testing.T) {

@@ -25,11 +25,14 @@ type PortPool struct {
 	Tenants func(port uint16) bool
 	// Free reports whether no other member and no program uses a port.
 	Free func(port uint16) bool
+	// Published is the port on which the node publishes one of a service of the member already; 0 for none.
+	Published func(service string, container uint16) uint16
 }
 
 // AssignPorts assigns a host port to each port of a member and stores the assignment, together with change. A port that
 // the tenant chose gets that one or none. One that has a host port keeps it while that is free and the node's to give.
-// The others are assigned in rotation: a client of a removed member must not reach the next one.
+// The others are assigned in rotation: a client of a removed member must not reach the next one. Where the store has
+// lost the member's ports, what runs of it keeps those that are published.
 func (s *Store) AssignPorts(memberID string, want []ServicePort, pool PortPool,
 	change func(*Member),
 ) ([]HostPort, error) {
@@ -100,9 +103,14 @@ func (a *assignment) assign(want []ServicePort, has []HostPort) ([]HostPort, err
 		ports[i].Host, a.taken[chosen] = chosen, true
 	}
 	for i, w := range want {
-		k := slices.IndexFunc(has, func(old HostPort) bool { return old.Name == ports[i].Name })
-		if ports[i].Host == 0 && k >= 0 && a.keeps(w, has[k].Host) {
-			ports[i].Host, a.taken[has[k].Host] = has[k].Host, true
+		var number uint16
+		if k := slices.IndexFunc(has, func(old HostPort) bool { return old.Name == ports[i].Name }); k >= 0 {
+			number = has[k].Host
+		} else if len(has) == 0 {
+			number = a.pool.Published(ports[i].Service, ports[i].Container)
+		}
+		if ports[i].Host == 0 && a.keeps(w, number) {
+			ports[i].Host, a.taken[number] = number, true
 		}
 	}
 	for i := range ports {
