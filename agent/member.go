@@ -96,6 +96,13 @@ func (m *Member) MoveTimes(by time.Duration) (moved bool) {
 	return moved
 }
 
+// forgetTries forgets the failed tries of the revision that belong to no single service.
+func (m *Member) forgetTries(revision uint64) {
+	if m.FailedRevision == revision {
+		m.Tries = Tries{}
+	}
+}
+
 // Tried reports whether something of the revision has failed.
 func (m Member) Tried(revision uint64) bool {
 	for _, r := range m.Services {

@@ -174,3 +174,18 @@ type sameClock struct{}
 func (sameClock) FromMachineTime(t, _ time.Time) time.Time { return t }
 
 func (sameClock) Exited(t time.Time) time.Time { return t }
+
+// A network that was made at the second try does not hide why its containers end.
+func TestFailuresOfANetworkEndWithIt(t *testing.T) {
+	w := web(2)
+	m := failed(2, 1, protocol.WorkloadStatus_INSUFFICIENT_CAPACITY)
+	agent.SetupNetwork{MemberID: "web", Revision: 1, Workload: w, Services: []string{"app"}}.Record(&m)
+	require.Equal(t, uint32(1), m.Failures, "of another revision")
+	agent.SetupNetwork{MemberID: "web", Revision: 2, Workload: w, Services: []string{"app"}}.Record(&m)
+	m.Services["app"] = agent.ServiceRecord{Tries: agent.Tries{
+		Failures: agent.CrashLoopAfter, FailedRevision: 2, Reason: protocol.WorkloadStatus_CRASH_LOOP,
+	}}
+	s := agent.Statuses(desired(w), week("web"), withImage(observed(m, 2)), noon)[0]
+	require.Equal(t, protocol.WorkloadStatus_FAILED, s.GetStatus())
+	require.Equal(t, protocol.WorkloadStatus_CRASH_LOOP, s.GetReason())
+}

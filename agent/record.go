@@ -131,8 +131,9 @@ func (a SetupNetwork) RecordAddress(m *Member, service, address string) {
 	m.updateService(a.Attachment(service), func(r *ServiceRecord) { r.IP = address })
 }
 
-// Record makes the networks usable.
+// Record makes the networks usable. Earlier failures to make them say nothing of the containers that use them.
 func (a SetupNetwork) Record(m *Member) {
+	m.forgetTries(a.Revision)
 	for _, name := range a.Services {
 		s, _ := serviceNamed(a.Workload, name)
 		m.updateService(a.Attachment(name), func(r *ServiceRecord) { r.NetworkReady = true })
@@ -149,6 +150,7 @@ func (a PublishPorts) RecordIntent(m *Member) {
 
 // Record keeps which containers the published ports lead to.
 func (a PublishPorts) Record(m *Member) {
+	m.forgetTries(a.Revision)
 	m.updateService(a.Service.Name, func(r *ServiceRecord) { r.Published = a.Service.Copy })
 }
 
