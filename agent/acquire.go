@@ -14,10 +14,9 @@ func (d *differ) mayTry(w Workload, s Service) bool {
 	return !m.of(w.Revision).pausing(d.now) && !t.pausing(d.now) && (!once || !t.GaveUp) && !d.busy(w.MemberID, s.Name)
 }
 
-// acquire gets what the workload lacks. Images and networks do not wait for each other; containers wait for their image
-// and for the networks of all services, whose addresses they are given, and are created in parallel to these.
+// acquire gets what the workload lacks beside images, for which it does not wait. Containers wait for their image and
+// for the networks of all services, whose addresses they are given, and are created in parallel to these.
 func (d *differ) acquire(w Workload) {
-	d.pull(w)
 	services, installs := w.Services, d.installs(w)
 	if len(installs) > 0 {
 		services = installs
@@ -89,9 +88,27 @@ func (d *differ) awaitsVolume(w Workload, s Service) bool {
 	})
 }
 
-func sharesVolume(a, b Service) bool {
-	return slices.ContainsFunc(a.Spec.GetVolumes(), func(v *protocol.VolumeMount) bool {
-		return slices.ContainsFunc(b.Spec.GetVolumes(), func(o *protocol.VolumeMount) bool {
+// movesWithVolume reports whether the container of an unchanged service is replaced all the same: it shares a volume
+// that is kept before an upgrade with a service that the upgrade replaces, or shared one with a service that returns.
+func movesWithVolume(w Workload, c Container, s Service) bool {
+	return slices.ContainsFunc(w.Services, func(o Service) bool {
+		if o.Name == s.Name || !slices.ContainsFunc(shared(s, o), (*protocol.VolumeMount).GetSnapshotOnUpgrade) {
+			return false
+		}
+		before, had := o, true
+		if w.Fallback != nil {
+			before, had = serviceNamed(*w.Fallback, o.Name)
+		}
+		return w.RollsBack || c.Revision > w.Revision || !had || before.SpecDigest != o.SpecDigest
+	})
+}
+
+func sharesVolume(a, b Service) bool { return len(shared(a, b)) > 0 }
+
+// shared are the volumes of a service that another one has, too.
+func shared(a, b Service) []*protocol.VolumeMount {
+	return slices.DeleteFunc(slices.Clone(a.Spec.GetVolumes()), func(v *protocol.VolumeMount) bool {
+		return !slices.ContainsFunc(b.Spec.GetVolumes(), func(o *protocol.VolumeMount) bool {
 			return v.GetName() == o.GetName()
 		})
 	})
@@ -115,16 +132,12 @@ func (d *differ) unmet(w Workload, s Service) string {
 	return ""
 }
 
-// pull pulls the images of the services that have no container yet, if they may be tried. It reports whether any image
-// is missing.
-func (d *differ) pull(w Workload) (missing bool) {
+// pull pulls the images of the services that have no container yet, if they may be tried; beside says that the fallback
+// goes on meanwhile.
+func (d *differ) pull(w Workload, beside bool) {
 	at := map[string]int{} // index of the image's action
 	for _, s := range w.Services {
-		if d.hasImages(s) || d.hasCurrent(w, s) || d.completed(w, s) {
-			continue
-		}
-		missing = true
-		if !d.mayTry(w, s) {
+		if !d.needsImages(w, s) || !d.mayTry(w, s) {
 			continue
 		}
 		for _, image := range s.Images {
@@ -140,10 +153,19 @@ func (d *differ) pull(w Workload) (missing bool) {
 			at[image] = len(d.actions)
 			d.add(PullImage{
 				MemberID: w.MemberID, OrgID: w.OrgID, Revision: w.Revision, Image: image, Services: []string{s.Name},
+				Beside: beside,
 			})
 		}
 	}
-	return missing
+}
+
+// lacksImages reports whether a service cannot start as its image is missing.
+func (d *differ) lacksImages(w Workload) bool {
+	return slices.ContainsFunc(w.Services, func(s Service) bool { return d.needsImages(w, s) })
+}
+
+func (d *differ) needsImages(w Workload, s Service) bool {
+	return !d.hasImages(s) && !d.hasCurrent(w, s) && !d.completed(w, s)
 }
 
 func (d *differ) hasImages(s Service) bool {

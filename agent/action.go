@@ -103,6 +103,8 @@ type PullImage struct {
 	Image    string
 	// Services need it.
 	Services []string
+	// Beside says that the fallback goes on meanwhile: a failure is the member's, as the services' are the fallback's.
+	Beside bool `json:",omitempty"`
 }
 
 // SetupNetwork makes the network attachments of a member's services, with their published ports.

@@ -70,6 +70,14 @@ func (w Workload) Effective(m Member) Workload {
 	return w
 }
 
+// MayRun returns the workload and its fallback, which goes on until the workload's images are there.
+func (w Workload) MayRun() []Workload {
+	if w.Fallback == nil {
+		return []Workload{w}
+	}
+	return []Workload{w, *w.Fallback}
+}
+
 // Service is one container of a workload.
 type Service struct {
 	Name string

@@ -144,15 +144,20 @@ func (d *differ) member(id string) {
 		}
 		return
 	}
-	if d.prefetch(w) {
-		return
+	serving, waits := w, d.awaitsImages(w)
+	if waits {
+		serving = *w.Fallback
 	}
-	d.releaseOutdated(id, w)
+	d.releaseOutdated(id, serving)
 	if len(d.actions) > before {
 		return
 	}
-	d.deliver(w)
-	d.acquire(w)
+	d.pull(w, waits)
+	if serving.Refused != 0 {
+		return // a fallback that goes on, and is not started again
+	}
+	d.deliver(serving)
+	d.acquire(serving)
 }
 
 // needsAll reports whether each of the images is one of the workload's.
@@ -202,7 +207,8 @@ func (d *differ) keepsRunning(w Workload) bool {
 }
 
 // isCurrent reports whether the container may go on under the workload: its service and spec are the workload's. One of
-// another revision must have been ready, as nothing would bound its time to become so. A refused workload has no spec
+// another revision must have been ready, as nothing would bound its time to become so, and must not have a volume whose
+// content changes with the revision. A refused workload has no spec
 // that the node could start, or that it surely understands, so its revision goes on with the spec that it was started
 // with.
 func isCurrent(w Workload, c Container) bool {
@@ -213,7 +219,8 @@ func isCurrent(w Workload, c Container) bool {
 	case c.Revision == w.Revision:
 		return c.SpecDigest == s.SpecDigest || w.Refused != 0
 	default:
-		return c.SpecDigest == s.SpecDigest && w.Refused == 0 && (c.Status == Exited || !c.ReadyAt.IsZero())
+		return c.SpecDigest == s.SpecDigest && w.Refused == 0 && (c.Status == Exited || !c.ReadyAt.IsZero()) &&
+			!movesWithVolume(w, c, s)
 	}
 }
 
@@ -352,10 +359,17 @@ func isReady(w Workload, c Container) bool {
 	return isCurrent(w, c) && c.Status == Running && !c.ReadyAt.IsZero()
 }
 
-// prefetch pulls the images of an upgrade while its fallback runs: a failed pull must not end a serving container. It
-// reports whether the upgrade has to wait.
-func (d *differ) prefetch(w Workload) bool {
-	return d.serves(w) && d.pull(w)
+// awaitsImages reports whether the fallback goes on, and is started again where it ends, until the images of an upgrade
+// are there: a pull may fail, take hours, or wait for the hub. What was stopped before the upgrade has no networks.
+func (d *differ) awaitsImages(w Workload) bool {
+	m, back := d.observed.Members[w.MemberID], w.Fallback
+	if back == nil || back.Refused == protocol.WorkloadStatus_OWNER_REFUSED || m.ConfirmedRevision == w.Revision ||
+		!d.lacksImages(w) {
+		return false
+	}
+	begun := slices.ContainsFunc(d.containers[w.MemberID], func(c Container) bool { return c.Revision == w.Revision })
+	ran := slices.ContainsFunc(back.Services, func(s Service) bool { return m.Services[s.Attachment()].PortsDigest != "" })
+	return d.serves(w) || back.Refused == 0 && ran && !begun && !d.lacksImages(*back)
 }
 
 // serves reports whether a container of the fallback runs that the workload replaces.

@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -179,6 +180,46 @@ func TestANodeGoesBackOnceAndOnlyFromWhatWasNeverReady(t *testing.T) {
 	})
 }
 
+// The log of a container goes with it: one that has crashed stays until the pause before its next start ends. What
+// fills the disk or has an accelerator that another service waits for does not.
+func TestACrashedContainerStaysForItsLogUntilTheNextStart(t *testing.T) {
+	tried := func(reason protocol.WorkloadStatus_Reason) agent.Member {
+		m := member()
+		m.Services = map[string]agent.ServiceRecord{"app": {Tries: agent.Tries{
+			Failures: 3, FailedRevision: 2, RetryAt: noon.Add(4 * time.Second), Reason: reason,
+		}}}
+		return m
+	}
+	w := web(2)
+	w.Services[0].AcceleratorIDs = []string{"gpu0"}
+	shared := web(2)
+	shared.Services = append(w.Services[:1:1], agent.Service{
+		Name: "second", Images: w.Services[0].Images, AcceleratorIDs: []string{"gpu0"},
+		DependsOn: []agent.Dependency{{Service: "app"}},
+	})
+	const crashLoop, diskLimit = protocol.WorkloadStatus_CRASH_LOOP, protocol.WorkloadStatus_DISK_LIMIT
+	for name, test := range map[string]struct {
+		w       agent.Workload
+		reason  protocol.WorkloadStatus_Reason
+		at      time.Time
+		removed bool
+	}{
+		"pause":                  {w, crashLoop, noon, false},
+		"next start":             {w, crashLoop, noon.Add(4 * time.Second), true},
+		"disk limit":             {w, diskLimit, noon, true},
+		"stop":                   {stopped(w), crashLoop, noon, true},
+		"accelerator of another": {shared, crashLoop, noon, true},
+	} {
+		c := exited(w, true)
+		c.AcceleratorIDs = []string{"gpu0"}
+		actions := agent.Diff(desired(test.w), week("web"), withImage(observed(tried(test.reason), 2, c)), test.at)
+		removed := slices.Contains(actions, agent.Action(agent.RemoveContainer{
+			MemberID: "web", ContainerID: "c1", Service: "app",
+		}))
+		require.Equal(t, test.removed, removed, name)
+	}
+}
+
 func TestANetworkForOtherPortsIsMadeAnew(t *testing.T) {
 	w := web(2)
 	w.Services[0].PortsDigest = "443"
@@ -188,6 +229,120 @@ func TestANetworkForOtherPortsIsMadeAnew(t *testing.T) {
 		actions := agent.Diff(desired(w), week("web"), o, noon)
 		removes := slices.Contains(actions, agent.Action(agent.RemoveNetwork{MemberID: "web", Service: "app"}))
 		require.Equal(t, !stays, removes, digest)
+	}
+}
+
+// awaited is an upgrade whose image is missing.
+func awaited() agent.Workload {
+	w := upgrade()
+	w.Services[0].Images = []string{"other@sha256:2"}
+	for _, one := range w.MayRun() {
+		one.Services[0].PortsDigest = "80"
+	}
+	return w
+}
+
+// withNetwork is the member once it was given a network.
+func withNetwork() agent.Member {
+	m := member()
+	m.Services = map[string]agent.ServiceRecord{"app": {PortsDigest: "80"}}
+	return m
+}
+
+// The images of an upgrade may take hours, or wait for a hub that is away. Until they are there the fallback goes on:
+// one that ends, also with a reboot of the machine, starts again.
+func TestLaw03AFallbackStartsAgainUntilTheImagesOfItsUpgradeAreThere(t *testing.T) {
+	next := awaited()
+	m := newMachine()
+	m.Observed = withImage(observed(withNetwork(), 0, exited(web(2), false)))
+	pull := agent.PullImage{
+		MemberID: "web", Revision: 3, Image: "other@sha256:2", Services: []string{"app"}, Beside: true,
+	}
+	for range 8 {
+		actions := agent.Diff(desired(next), week("web"), m.Observed, m.now)
+		checkOrder(t, actions)
+		for _, a := range actions {
+			if _, pulls := a.(agent.PullImage); pulls {
+				require.Equal(t, pull, a)
+				continue // the hub is away
+			}
+			m.do(a)
+		}
+		if tries := m.Members["web"].Services["app"].Tries; tries.RetryAt.After(m.now) {
+			require.Equal(t, tries.RetryAt, agent.NextChange(desired(next), week("web"), m.Observed, m.now))
+		}
+		m.now = m.now.Add(time.Second)
+	}
+	require.Len(t, m.Containers, 1)
+	c := &m.Containers[0]
+	require.EqualValues(t, 2, c.Revision)
+	require.Equal(t, agent.Running, c.Status)
+	service, probed := next.Probed(*c, m.Members["web"], m.now)
+	require.True(t, probed)
+	require.Equal(t, "spec2", service.SpecDigest)
+
+	m.do(pull)
+	c.ReadyAt = m.now
+	m.runToFixedPoint(t, desired(next), week("web"))
+	require.Len(t, m.Containers, 1)
+	require.EqualValues(t, 3, m.Containers[0].Revision, "the upgrade follows")
+}
+
+// The failures of a fallback that goes on and those of the pulls beside it do not count as each other's: both pauses
+// grow.
+func TestAFallbackThatCrashesAndAPullThatFailsHavePausesOfTheirOwn(t *testing.T) {
+	next := awaited()
+	m := newMachine()
+	m.Observed = withImage(observed(withNetwork(), 0))
+	var pulls int
+	for range 60 {
+		for _, a := range agent.Diff(desired(next), week("web"), m.Observed, m.now) {
+			if _, is := a.(agent.PullImage); is {
+				pulls++
+				m.Members["web"] = m.Members["web"].FailedBy(a, errors.New("no route"), m.now)
+				continue
+			}
+			m.do(a)
+		}
+		for i := range m.Containers {
+			m.Containers[i].Status, m.Containers[i].ExitedAt, m.Containers[i].ExitCode = agent.Exited, m.now, 1
+		}
+		m.now = m.now.Add(time.Second)
+	}
+	require.Equal(t, 6, pulls, "after 0, 1, 3, 7, 15 and 31 seconds")
+	require.Equal(t, 6, m.runs, "likewise")
+}
+
+// A fallback that nobody may start goes on as long as it runs; one that the owner refuses ends.
+func TestARefusedFallbackIsNotStartedWhileImagesAreMissing(t *testing.T) {
+	next := awaited()
+	for reason, ends := range map[protocol.WorkloadStatus_Reason]bool{
+		protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED: false, protocol.WorkloadStatus_OWNER_REFUSED: true,
+	} {
+		next.Fallback.Refused = reason
+		stops := slices.ContainsFunc(agent.Diff(desired(next), week("web"), withImage(ready()), noon),
+			func(a agent.Action) bool { _, is := a.(agent.StopContainer); return is })
+		require.Equal(t, ends, stops, reason)
+		for _, a := range agent.Diff(desired(next), week("web"), withImage(observed(withNetwork(), 0)), noon) {
+			_, starts := a.(agent.StartContainer)
+			require.False(t, starts, reason)
+		}
+	}
+}
+
+// Nor is one that was stopped when the upgrade came.
+func TestAStoppedFallbackIsNotStartedWhileImagesAreMissing(t *testing.T) {
+	pulls := agent.Diff(desired(awaited()), week("web"), withImage(observed(withNetwork(), 0)), noon)[0]
+	require.Equal(t, agent.PullImage{
+		MemberID: "web", Revision: 3, Image: "other@sha256:2", Services: []string{"app"}, Beside: true,
+	}, pulls)
+	m := withNetwork()
+	agent.RemoveNetwork{MemberID: "web", Service: "app", Ends: true}.Record(&m)
+	for _, a := range agent.Diff(desired(awaited()), week("web"), withImage(observed(m, 0)), noon) {
+		if setup, is := a.(agent.SetupNetwork); is {
+			require.EqualValues(t, 3, setup.Revision)
+			require.Empty(t, setup.Start)
+		}
 	}
 }
 

@@ -113,6 +113,15 @@ func (m Member) Tried(revision uint64) bool {
 	return m.FailedRevision == revision
 }
 
+// MayStart reports whether a container of this revision may be started under the signed one, whose fallback may be
+// zero: the fallback until the signed one was confirmed, and that until it was left.
+func (m Member) MayStart(revision, signed, fallback uint64) bool {
+	if revision == signed {
+		return fallback == 0 || m.FellBackFrom != signed
+	}
+	return fallback > 0 && revision == fallback && m.ConfirmedRevision != signed
+}
+
 // Tries are the failed tries of a revision in a row.
 type Tries struct {
 	// Failures counts failed starts and early exits of FailedRevision.

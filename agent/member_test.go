@@ -189,3 +189,18 @@ func TestFailuresOfANetworkEndWithIt(t *testing.T) {
 	require.Equal(t, protocol.WorkloadStatus_FAILED, s.GetStatus())
 	require.Equal(t, protocol.WorkloadStatus_CRASH_LOOP, s.GetReason())
 }
+
+// Nor do the pulls that failed before the images of an upgrade came.
+func TestFailuresOfPullsEndWithTheImages(t *testing.T) {
+	w := upgrade()
+	m := failed(3, 2, protocol.WorkloadStatus_IMAGE_PULL_FAILED)
+	m.ConfirmedRevision = 3
+	m.Services = map[string]agent.ServiceRecord{"app": {Tries: agent.Tries{
+		Failures: agent.CrashLoopAfter, FailedRevision: 3, Reason: protocol.WorkloadStatus_CRASH_LOOP,
+	}}}
+	reason := func(o agent.Observed) protocol.WorkloadStatus_Reason {
+		return agent.Statuses(desired(w), week("web"), o, noon)[0].GetReason()
+	}
+	require.Equal(t, protocol.WorkloadStatus_CRASH_LOOP, reason(withImage(observed(m, 2))))
+	require.Equal(t, protocol.WorkloadStatus_IMAGE_PULL_FAILED, reason(observed(m, 2)))
+}

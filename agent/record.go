@@ -187,7 +187,9 @@ func (m Member) FailedBy(a Action, err error, now time.Time) Member {
 	var services []string
 	switch a := a.(type) {
 	case PullImage:
-		services = a.Services
+		if services = a.Services; a.Beside {
+			m.Tries, services = failed(m.Tries), nil
+		}
 	case StartContainer:
 		services = []string{a.Service.Name}
 	default:

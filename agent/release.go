@@ -3,6 +3,8 @@ package agent
 import (
 	"slices"
 	"time"
+
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 type containerStop struct {
@@ -48,8 +50,8 @@ func (d *differ) releaseOutdated(id string, w Workload) {
 			d.release(w, c, graceOf(w, c), "replaced")
 		case d.lostDevice(c):
 			d.release(w, c, graceOf(w, c), "device_lost")
-		case c.Status == Exited && c.ExitRecorded && d.completed(w, s) && !live[c.Service] && len(c.AcceleratorIDs) == 0:
-			live[c.Service] = true // for its log
+		case c.Status == Exited && !live[c.Service] && d.staysForLog(w, s, c):
+			live[c.Service] = true
 		case c.Status == Exited:
 			d.releaseExited(w, c, true)
 		case c.Status == Created:
@@ -70,6 +72,23 @@ func (d *differ) releaseOutdated(id string, w Workload) {
 			d.add(RemoveNetwork{MemberID: id, Service: n.Service, Copy: n.Copy})
 		}
 	}
+}
+
+// staysForLog reports whether a container that has ended stays until the next one of its service is started, since its
+// log goes with it. What it has of the disk or of accelerators must be of no use to others.
+func (d *differ) staysForLog(w Workload, s Service, c Container) bool {
+	if !c.ExitRecorded {
+		return false
+	}
+	if d.completed(w, s) {
+		return len(c.AcceleratorIDs) == 0
+	}
+	full := d.observed.Members[w.MemberID].Services[s.Name].Reason == protocol.WorkloadStatus_DISK_LIMIT
+	return !full && c.Environment == "" && !d.mayTry(w, s) && !slices.ContainsFunc(w.Services, func(o Service) bool {
+		return o.Name != s.Name && slices.ContainsFunc(o.AcceleratorIDs, func(id string) bool {
+			return slices.Contains(c.AcceleratorIDs, id)
+		})
+	})
 }
 
 func (d *differ) release(w Workload, c Container, grace time.Duration, why string) {

@@ -191,11 +191,16 @@ func (l Listed) MeterRun(before, run Run, busy Work, clock MachineTime) meter.Ru
 	return out
 }
 
-// Probed returns the service whose probes the container is subject to: it runs, and goes on under the workload. One for
-// which the revision is left just now, as it was not ready in time, becomes ready no more: that may decide whether it
-// goes on under the fallback.
+// Probed returns the service whose probes the container is subject to: it runs, and goes on under the workload or its
+// fallback. One for which the revision is left just now, as it was not ready in time, becomes ready no more: that may
+// decide whether it goes on under the fallback.
 func (w Workload) Probed(c Container, m Member, now time.Time) (s Service, probed bool) {
-	if c.MemberID != w.MemberID || c.Status != Running || !isCurrent(w, c) {
+	switch {
+	case c.MemberID != w.MemberID || c.Status != Running:
+		return Service{}, false
+	case !isCurrent(w, c) && w.Fallback != nil:
+		return w.Fallback.Probed(c, m, now)
+	case !isCurrent(w, c):
 		return Service{}, false
 	}
 	s, probed = serviceNamed(w, c.Service)

@@ -232,6 +232,9 @@ func (d *differ) memberStatus(s *protocol.WorkloadStatus, w Workload, m Member, 
 		}
 	}
 	own := m.of(w.Revision)
+	if own.Reason == protocol.WorkloadStatus_IMAGE_PULL_FAILED && !d.lacksImages(w) {
+		own = Tries{} // the images have come since
+	}
 	switch {
 	case len(services) > 0 && notReady == 0 && failing == nil:
 		say(protocol.WorkloadStatus_READY, nil)
@@ -286,9 +289,11 @@ func NextChange(desired Desired, leases Leases, observed Observed, now time.Time
 			consider(l.ExpiresAt)
 		}
 		m := observed.Members[w.MemberID]
-		consider(m.of(w.Revision).RetryAt)
-		for _, s := range w.Services {
-			consider(m.Services[s.Name].of(w.Revision).RetryAt)
+		for _, may := range w.MayRun() {
+			consider(m.of(may.Revision).RetryAt)
+			for _, s := range may.Services {
+				consider(m.Services[s.Name].of(may.Revision).RetryAt)
+			}
 		}
 		for _, c := range d.containers[w.MemberID] {
 			consider(deadline(w, c))

@@ -64,3 +64,31 @@ func TestNoVersionHasAVolumeBesideTheOneBefore(t *testing.T) {
 	back.Services[1].SpecDigest = w.Services[1].SpecDigest
 	require.Equal(t, []string{"api"}, started(w, of(back, "worker")), "what is as before goes on beside it")
 }
+
+// Of two services that share a volume with snapshots an upgrade changes one. The other is replaced as well, and again
+// on the way back: no volume is restored below a container.
+func TestServicesOfAVolumeWithSnapshotsAreReplacedTogether(t *testing.T) {
+	shared := func(revision uint64) agent.Workload {
+		w := pair(revision, "data", "data")
+		for i := range w.Services {
+			w.Services[i].Spec.Volumes[0].SnapshotOnUpgrade = true
+		}
+		w.Services[1].SpecDigest = "worker"
+		return w
+	}
+	keeps := func(w agent.Workload, c agent.Container) bool {
+		return w.Keeps(w.Services[1], []agent.Container{c})
+	}
+	back, w, again := shared(2), shared(3), shared(4)
+	w.Fallback = &back
+	again.RollsBack = true
+	require.False(t, keeps(w, of(back, "worker")), "upgrade")
+	require.False(t, keeps(back, of(w, "worker")), "fallback")
+	require.False(t, keeps(again, of(w, "worker")), "rollback by the tenant")
+	require.True(t, keeps(w, of(w, "worker")))
+
+	w.Services[0].SpecDigest = back.Services[0].SpecDigest
+	require.True(t, keeps(w, of(back, "worker")), "an upgrade of other services leaves both alone")
+	w.Services[0].SpecDigest, w.Services[0].Spec.Volumes[0].Name = "api3", "other"
+	require.True(t, keeps(w, of(back, "worker")), "they share nothing")
+}

@@ -120,8 +120,8 @@ func (s Status) CanBecome(next Status) bool {
 func (s Status) Ended() bool { return s == Decommissioned }
 
 // Desired reports whether nodes keep the members of an instance with this status, and whether without their containers.
-// A failed instance is kept stopped: it is not retried for ever at the tenant's cost, and its port and logs stay until
-// it is decommissioned.
+// A failed instance is kept stopped: it is not retried for ever at the tenant's cost, and its port and volumes stay
+// until it is decommissioned.
 func (s Status) Desired() (present, stopped bool) {
 	switch s {
 	case Decommissioning, Decommissioned:

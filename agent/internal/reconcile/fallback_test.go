@@ -150,6 +150,31 @@ func TestAFallbackFindsItsImageWithoutTheRegistry(t *testing.T) {
 	require.EqualValues(t, 2, s.GetFallbackFromRevision())
 }
 
+// A reboot during an upgrade whose image only the hub can give: the version before starts again.
+func TestLaw03AColdBootWithoutAHubStartsTheFallbackOfAnUpgradeWithoutItsImage(t *testing.T) {
+	f := newFixture(t)
+	w := f.hub.workload(`{}`)
+	f.push(w)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+	f.hub.image = f.hub.push("apps/hello/next", "/app")
+	next := f.hub.workload(`{}`)
+	next.Id, next.InstanceId, next.Revision, next.Fallback = w.GetId(), w.GetInstanceId(), 2, w
+	f.hub.away.Store(true)
+	f.push(next)
+	f.stop()
+	f.coldBoot(w.GetId())
+	f.start()
+	require.Eventually(t, func() bool {
+		all := f.containersOf(w.GetId())
+		return len(all) == 1 && all[0].Revision == 1 && !f.store.Runs()[all[0].ID].ReadyAt.IsZero()
+	}, time.Minute, 10*time.Millisecond)
+
+	f.hub.away.Store(false)
+	s := f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+	require.EqualValues(t, 2, s.GetRevision(), "the upgrade follows")
+	require.EqualValues(t, 2, f.container(w.GetId()).Revision)
+}
+
 func TestLaw15AFallbackAgainstTheOwnersPolicyIsNotRun(t *testing.T) {
 	f := newFixture(t)
 	prepared := f.recording()

@@ -235,13 +235,15 @@ func (r *Reconciler) images(ctx context.Context, snap snapshot) (map[string]bool
 		if snap.observed.Busy[w.MemberID].Other || w.Stopped || w.Refused != 0 {
 			continue
 		}
-		for _, s := range w.Services {
-			if w.Keeps(s, containers[w.MemberID]) {
-				continue
-			}
-			for _, image := range s.Images {
-				if err := r.hasImage(ctx, image, have); err != nil {
-					return nil, err
+		for _, may := range w.MayRun() {
+			for _, s := range may.Services {
+				if may.Keeps(s, containers[w.MemberID]) {
+					continue
+				}
+				for _, image := range s.Images {
+					if err := r.hasImage(ctx, image, have); err != nil {
+						return nil, err
+					}
 				}
 			}
 		}
@@ -268,8 +270,10 @@ func (r *Reconciler) hasImage(ctx context.Context, image string, have map[string
 func (r *Reconciler) unusable(snap snapshot) map[string]agent.AcceleratorState {
 	var named [][]string
 	for _, signed := range snap.desired.Workloads {
-		for _, s := range signed.Effective(snap.observed.Members[signed.MemberID]).Services {
-			named = append(named, s.AcceleratorIDs)
+		for _, w := range signed.Effective(snap.observed.Members[signed.MemberID]).MayRun() {
+			for _, s := range w.Services {
+				named = append(named, s.AcceleratorIDs)
+			}
 		}
 	}
 	var used []string

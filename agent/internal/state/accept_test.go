@@ -126,10 +126,14 @@ func TestLaw01RunIsOpenedOnlyWhileTheAcceptedStateWantsIt(t *testing.T) {
 	next.Fallback = workload("a", 2)
 	v, parts = m.desired(2, next)
 	require.NoError(t, s.AcceptState(v, parts))
-	require.NoError(t, s.UpdateMember("a", func(m *state.Member) { m.FellBackFrom = 3 }))
 	s.SetAdmissions(map[string]admission.Decision{s.Accepted().Parts[0].SHA256Hex(): {Admitted: true}})
 	require.False(t, wanted(), "the fallback is not admitted")
 	s.SetAdmissions(map[string]admission.Decision{s.Accepted().Parts[0].SHA256Hex(): {FallbackAdmitted: true}})
+	require.True(t, wanted(), "until the images of the other one are there")
+	require.NoError(t, s.CloseRun(run.ID))
+	require.NoError(t, s.UpdateMember("a", func(m *state.Member) { m.ConfirmedRevision = 3 }))
+	require.False(t, wanted(), "the node does not go back any more")
+	require.NoError(t, s.UpdateMember("a", func(m *state.Member) { m.ConfirmedRevision, m.FellBackFrom = 0, 3 }))
 	run.Revision = 3
 	require.False(t, wanted(), "the member went back")
 	run.Revision = 2

@@ -126,10 +126,9 @@ func (s *Store) OpenRunIfDesired(r Run) (wanted bool, err error) {
 		if p.MemberID != r.MemberID || p.Workload.GetStopped() || p.Admission == nil {
 			return false
 		}
-		if back := p.Workload.GetFallback(); back != nil && s.d.members[r.MemberID].FellBackFrom == p.Workload.GetRevision() {
-			return back.GetRevision() == r.Revision && p.Admission.FallbackAdmitted
-		}
-		return p.Workload.GetRevision() == r.Revision && p.Admission.Admitted
+		own, back := p.Workload.GetRevision(), p.Workload.GetFallback().GetRevision()
+		admitted := r.Revision == own && p.Admission.Admitted || r.Revision != own && p.Admission.FallbackAdmitted
+		return admitted && s.d.members[r.MemberID].MayStart(r.Revision, own, back)
 	})
 	if !wanted {
 		return false, nil

@@ -101,8 +101,12 @@ func (s *Store) UpdateMember(id string, change func(*Member)) {
 func (s *Store) OpenRunIfDesired(r agent.Run) (desired bool) {
 	for _, ref := range s.State.GetParts() {
 		w := s.Parts[Sum(ref.GetSha256())].workload
-		desired = desired || ref.GetId() == r.MemberID && w.Effective(s.Members[r.MemberID].Member).Revision == r.Revision &&
-			!w.Stopped
+		var back uint64
+		if w.Fallback != nil {
+			back = w.Fallback.Revision
+		}
+		desired = desired || ref.GetId() == r.MemberID && !w.Stopped &&
+			s.Members[r.MemberID].MayStart(r.Revision, w.Revision, back)
 	}
 	if desired {
 		s.Runs[r.ID] = r
