@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -61,6 +63,7 @@ func (n *Network) bridge() (netlink.Link, error) {
 func (n *Network) makeBridge() error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = n.cfg.Bridge, egressMTU()
+	attrs.HardwareAddr = hardwareAddr(n.gateway()) // the same where another program has removed it
 	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fault.New(fault.Unavailable, codeNetworkFailed, "The node cannot make the bridge "+n.cfg.Bridge+
 			": the bridge kernel module may be missing.", err)
@@ -90,6 +93,59 @@ func (n *Network) makeBridge() error {
 		return fmt.Errorf("give the bridge its address: %w", err)
 	}
 	return netlink.LinkSetUp(link)
+}
+
+// ensureLinks restores what another program has changed of the bridge, of the members' links on it and of forwarding,
+// such as `sysctl --system` or a network service of the host that was restarted.
+func (n *Network) ensureLinks() error {
+	n.use.RLock()
+	defer n.use.RUnlock()
+	members, err := n.List()
+	if err != nil {
+		return err
+	}
+	members = slices.DeleteFunc(members, func(id string) bool {
+		r, err := n.readRecord(id)
+		return err != nil || !r.Ready
+	})
+	if len(members) == 0 {
+		return nil
+	}
+	if !n.hasGateway() {
+		n.cfg.Log.Warn("another program changed this agent's bridge; it is restored", slog.String("bridge", n.cfg.Bridge))
+		if err := n.makeBridge(); err != nil {
+			return err
+		}
+	}
+	bridge, err := netlink.LinkByName(n.cfg.Bridge)
+	if err != nil {
+		return err
+	}
+	for _, id := range members {
+		link, err := netlink.LinkByName(n.hostLink(id))
+		if err != nil || link.Attrs().MasterIndex == bridge.Attrs().Index && link.Attrs().Flags&net.FlagUp != 0 {
+			continue // one that is gone is made anew with its container's next network
+		}
+		err = errors.Join(netlink.LinkSetMaster(link, bridge), netlink.LinkSetIsolated(link, true), netlink.LinkSetUp(link))
+		if err != nil {
+			return fmt.Errorf("connect link %s to the bridge: %w", link.Attrs().Name, err)
+		}
+	}
+	return writeSysctl(ipForward, "1")
+}
+
+// hasGateway reports whether the bridge is there as makeBridge has left it.
+func (n *Network) hasGateway() bool {
+	link, err := netlink.LinkByName(n.cfg.Bridge)
+	if err != nil || link.Attrs().Flags&net.FlagUp == 0 {
+		return false
+	}
+	addrs, err := netnamespace.List(func() ([]netlink.Addr, error) { return netlink.AddrList(link, netlink.FAMILY_V4) })
+	if err != nil || !slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IP.Equal(n.gateway().AsSlice()) }) {
+		return false
+	}
+	localnet, err := readSysctl("net/ipv4/conf/" + n.cfg.Bridge + "/route_localnet")
+	return err == nil && localnet == "1"
 }
 
 // checkOverlap refuses a network that overlaps with one that the machine uses already.

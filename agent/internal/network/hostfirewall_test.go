@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/agent/internal/network"
 )
 
 // TestMembersReachOutWhereTheHostForwardsNothing is a host with Docker or ufw.
@@ -74,4 +76,34 @@ func TestMembersReachOutAfterAnotherProgramChangedTheHostsFirewall(t *testing.T)
 	}
 	require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
 	require.NotContains(t, sh(t, "iptables -w -S FORWARD"), "gpuaas")
+}
+
+// A host's settings may be applied again at any time, as its packages are upgraded.
+func TestMembersReachOutAfterAnotherProgramChangedTheHostsLinks(t *testing.T) {
+	f := newFixture(t)
+	serve(t, f.outside, ":9000")
+	a, b := f.setup("m1", tcp(21001, 8080)), f.setup("m2")
+	for _, m := range []network.Attachment{a, b} {
+		serve(t, m.NetNSPath, ":8080")
+	}
+	links := "$(ip -o link show master " + f.cfg.Bridge + " | sed 's/.*\\(veth[0-9a-f]*\\).*/\\1/')"
+	for _, change := range []string{
+		"echo 0 > /proc/sys/net/ipv4/ip_forward",
+		"echo 0 > /proc/sys/net/ipv4/conf/" + f.cfg.Bridge + "/route_localnet",
+		"ip addr flush dev " + f.cfg.Bridge,
+		"ip link set " + f.cfg.Bridge + " down",
+		"for l in " + links + "; do ip link set $l nomaster; done",
+		"for l in " + links + "; do ip link set $l down; done",
+		"ip link del " + f.cfg.Bridge,
+	} {
+		sh(t, change)
+		_, err := f.n.EnsureRules(ctxOf(t))
+		require.NoError(t, err, change)
+		_, err = call(t, a.NetNSPath, outsideIP+":9000", reachable)
+		require.NoError(t, err, change)
+		_, err = call(t, "", "127.0.0.1:21001", reachable)
+		require.NoError(t, err, change)
+		_, err = call(t, a.NetNSPath, b.IP+":8080", unreachable)
+		require.Error(t, err, change+": neighbours do not meet all the same")
+	}
 }

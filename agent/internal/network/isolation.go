@@ -17,8 +17,13 @@ import (
 
 // EnsureRules replaces the firewall table if another program has changed it, which it reports (`nft flush ruleset`
 // removes the isolation of members, law 10), or if the owner's policy, the name servers or the machine's networks have
-// changed. Without members it does nothing.
+// changed. It restores links and forwarding as well. Without members it does nothing.
 func (n *Network) EnsureRules(ctx context.Context) (restored bool, err error) {
+	restored, err = n.ensureTable(ctx)
+	return restored, errors.Join(err, n.ensureLinks())
+}
+
+func (n *Network) ensureTable(ctx context.Context) (restored bool, err error) {
 	members, err := n.List()
 	if err != nil || len(members) == 0 {
 		return false, err
