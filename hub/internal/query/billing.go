@@ -170,6 +170,9 @@ func (s *Service) Estimate(ctx context.Context, p iam.Principal, in EstimateInpu
 				}
 				member.SKU = allocation.SKU
 				member.SetAccelerators(costliest(allocation.AcceleratorIDs, member.Accelerators, in.Resources.AcceleratorSharing))
+			} else if modes := version.Manifest.App.SupportedModes.OperatingModes; !slices.Contains(modes,
+				manifest.TenantDedicated) {
+				member.OperatingMode = manifest.PlatformManaged // its allocation is lent, and not paid for by the project
 			}
 			e, err := ledger.EstimateMember(ctx, tx, member, in.Now)
 			return Estimate{e, member.CPUMillis, member.MemoryBytes}, err

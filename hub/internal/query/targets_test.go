@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -52,15 +53,43 @@ func TestTargetsKnowVolumes(t *testing.T) {
 	require.EqualValues(t, "volume_status", fault.As(err).Code)
 }
 
+// publishWith publishes a version of the demo with other modes.
+func publishWith(w *commandtest.World, version, modes string) {
+	w.T.Helper()
+	verified, env := w.Sign(strings.NewReplacer("version: 1.0.0", "version: "+version,
+		"runtime_backend: launchable_oci", "runtime_backend: launchable_oci, supported_modes: "+modes,
+	).Replace(commandtest.Manifest()))
+	w.PublishVersion(version, verified, env)
+}
+
+func TestTheEstimateOfWhatThePlatformManagesIsWithoutItsAllocation(t *testing.T) {
+	w := commandtest.New(t)
+	w.Tx(func(ctx context.Context, tx db.Tx) error {
+		_, err := ledger.CreatePrice(ctx, tx, ledger.Price{
+			Meter: ledger.MeterAllocationSeconds, Currency: "EUR", Nanos: 1_000_000_000, Per: "hour", From: w.Now,
+		}, w.Now)
+		return err
+	})
+	perHour := func(version, modes string) int64 {
+		t.Helper()
+		publishWith(w, version, modes)
+		e, err := (&query.Service{DB: w.DB}).Estimate(t.Context(), w.User, query.EstimateInput{
+			ProjectID: w.Project.ID, AppSlug: "demo", Version: version, Now: w.Now,
+		})
+		require.NoError(t, err)
+		return e.PerHourNanos
+	}
+	require.Zero(t, perHour("2.0.0", "{operating_modes: [tenant_dedicated, platform_managed], "+
+		"control_plane_scopes: [project, platform]}"), "the allocation is paid for")
+	require.Positive(t, perHour("3.0.0", "{operating_modes: [platform_managed], control_plane_scopes: [platform]}"))
+}
+
 func TestAnAppThatThePlatformManagesHasNoTargets(t *testing.T) {
 	w := commandtest.New(t)
 	w.Allocation()
 	targets := func(version, modes string) []query.Target {
 		t.Helper()
-		verified, env := w.Sign(strings.NewReplacer("version: 1.0.0", "version: "+version,
-			"runtime_backend: launchable_oci", "runtime_backend: launchable_oci, supported_modes: "+modes,
-		).Replace(commandtest.Manifest()))
-		w.PublishVersion(version, verified, env)
+		publishWith(w, version, modes)
 		list, err := (&query.Service{DB: w.DB}).Targets(t.Context(), w.User, query.TargetsInput{
 			ProjectID: w.Project.ID, AppSlug: "demo", Version: version, Now: w.Now,
 		})
