@@ -7,17 +7,18 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/gpuaas/gpuaas/agent/hubsession"
 	"github.com/gpuaas/gpuaas/agent/internal/accelerator"
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/host"
@@ -38,9 +39,6 @@ import (
 )
 
 const (
-	// enrollRetryMin and enrollRetryMax bound the pause between two attempts to enroll.
-	enrollRetryMin = time.Second
-	enrollRetryMax = 30 * time.Second
 	// maxTokenBytes bounds the join token's file.
 	maxTokenBytes = 1024
 )
@@ -145,7 +143,8 @@ func (c *config) enroll(ctx context.Context, n *node) error {
 	e := uplink.Enrollment{
 		APIURL: c.uplink.APIURL, RootFingerprint: c.rootFingerprint, JoinToken: token, Hostname: hostname,
 	}
-	for retry := enrollRetryMin; ; retry = min(2*retry, enrollRetryMax) {
+	retry := hubsession.Backoff{Longest: c.uplink.DialRetryMax} // nodes that boot together do not ask together
+	for {
 		err := uplink.Enroll(ctx, e, n.creds, n.store, n.clock)
 		if err == nil {
 			n.log.InfoContext(ctx, "enrolled", slog.String("node_id", n.creds.Identity().NodeID), slog.String("hub", e.APIURL))
@@ -155,8 +154,9 @@ func (c *config) enroll(ctx context.Context, n *node) error {
 		if fault.IsPermanent(err) || (!fault.Is(err, fault.Unavailable) && !fault.Is(err, fault.RateLimited)) {
 			return err
 		}
-		n.log.WarnContext(ctx, "cannot enroll yet", slog.Any("error", err), slog.String("retry_in", retry.String()))
-		if !loop.Pause(ctx, retry) {
+		pause := retry.Pause(0, err, rand.Float64()) //nolint:gosec // not a secret
+		n.log.WarnContext(ctx, "cannot enroll yet", slog.Any("error", err), slog.String("retry_in", pause.String()))
+		if !loop.Pause(ctx, pause) {
 			return err
 		}
 	}
