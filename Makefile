@@ -73,7 +73,7 @@ check: tools generate-check ## format, linters, generated files, rules of the tr
 	@golangci-lint run ./...
 	@! command -v gcc >/dev/null || CGO_ENABLED=1 golangci-lint run ./agent/cmd/gpuaas-nvml
 	@NODE_PATH=$(APILINT)/node_modules hub/api/lint/lint.sh $(APILINT)/node_modules/.bin
-	@$(GO) test -vet=off ./docs/... # links, cited documents, the tests of each law
+	@$(GO) test -vet=off ./docs/... ./hub/api # links, cited documents, the tests of each law, the codes of faults
 	@$(GO) mod tidy -diff && cd e2e/sqlcheck && $(GO) mod tidy -diff
 	@for p in e2e/mutants/*.patch; do git apply --check $$p || { echo "$$p does not fit any more"; exit 1; }; done
 	@$(GO) run ./deploy/treecheck # large files, keys, words, long files and functions
