@@ -157,14 +157,19 @@ func (r *EventReader) MaySee(e *event.Event) bool {
 	return may
 }
 
-// permissionOf is what a caller needs to see an event. People of no org, and drafts and slugs of the platform, are for
-// platform admins alone: what belongs to the platform is in every org, and the permission to read an org's users, or
-// the catalogue, would reach them.
+// unpublished are the types of events whose version may not be published.
+func unpublished() []string {
+	return []string{"apps.version.registered", "apps.version.promoted", "apps.version.retired"}
+}
+
+// permissionOf is what a caller needs to see an event. People of no org, and what the platform has not published yet,
+// are for platform admins alone: what belongs to the platform is in every org, and the permission to read an org's
+// users, or the catalogue, would reach them. A version that is promoted or retired may be one that no other has seen.
 func permissionOf(e *event.Event) iam.Permission {
 	switch {
 	case e.OrgID == "" && strings.HasPrefix(e.Type, "iam."):
 		return iam.UserWrite
-	case e.OrgID == "" && (e.Type == "apps.version.registered" || strings.HasPrefix(e.Type, "apps.slug.")):
+	case e.OrgID == "" && (slices.Contains(unpublished(), e.Type) || strings.HasPrefix(e.Type, "apps.slug.")):
 		return iam.CatalogManage
 	}
 	return permissionOfEvent(e.Type)

@@ -64,7 +64,10 @@ func TestLaw10EventsOfDraftsOfThePlatformAreForPlatformAdminsAlone(t *testing.T)
 		r.Replace(p)
 		return r.MaySee(&event.Event{Type: of, OrgID: orgID})
 	}
-	for _, of := range []string{"apps.version.registered", "apps.slug.released", "apps.slug.transferred"} {
+	for _, of := range []string{
+		"apps.version.registered", "apps.version.promoted", "apps.version.retired", "apps.slug.released",
+		"apps.slug.transferred",
+	} {
 		require.Contains(t, event.Types(), of)
 		require.False(t, sees(admin, of, ""), of)
 		require.True(t, sees(iam.Principal{Type: principal.User, ID: db.NewID(), PlatformAdmin: true}, of, ""), of)
