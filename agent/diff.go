@@ -208,9 +208,8 @@ func (d *differ) keepsRunning(w Workload) bool {
 
 // isCurrent reports whether the container may go on under the workload: its service and spec are the workload's. One of
 // another revision must have been ready, as nothing would bound its time to become so, and must not have a volume whose
-// content changes with the revision. A refused workload has no spec
-// that the node could start, or that it surely understands, so its revision goes on with the spec that it was started
-// with.
+// content changes with the revision. A refused workload has no spec that the node could start, or that it surely
+// understands, so its revision goes on with the spec that it was started with.
 func isCurrent(w Workload, c Container) bool {
 	s, known := serviceNamed(w, c.Service)
 	switch {

@@ -63,7 +63,7 @@ func (n *Network) bridge() (netlink.Link, error) {
 func (n *Network) makeBridge() error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = n.cfg.Bridge, egressMTU()
-	attrs.HardwareAddr = hardwareAddr(n.gateway()) // the same where another program has removed it
+	attrs.HardwareAddr = hardwareAddr(n.gateway()) // a bridge that is made anew keeps it: members know it by ARP
 	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fault.New(fault.Unavailable, codeNetworkFailed, "The node cannot make the bridge "+n.cfg.Bridge+
 			": the bridge kernel module may be missing.", err)

@@ -17,7 +17,7 @@ import (
 const MaxPage = 201
 
 // Status of a version. An active version can be launched by every project that is entitled to the app, a staged one by
-// those who try it (Want.Trial), a canary by them and by a share of the others.
+// the org that owns the app and by platform admins, a canary by them and by a share of the other projects.
 type Status string
 
 // The statuses, in the order of a version's life.

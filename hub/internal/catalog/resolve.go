@@ -17,7 +17,7 @@ type Want struct {
 	AppSlug, Version                 string
 	OrgID, ProjectID                 string
 	OperatingMode, ControlPlaneScope string
-	// Trial lets the caller launch what is staged, and each canary: for platform admins. The org that owns the app may.
+	// Trial lets a platform admin launch what is staged, and each canary. The org that owns the app needs no Trial.
 	Trial                      bool
 	ParametersJSON, ConfigJSON []byte
 	// Now, where set, refuses a version whose publisher's delegation has ended: the node would refuse it as well.

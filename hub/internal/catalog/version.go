@@ -31,8 +31,8 @@ type Registration struct {
 }
 
 // Register adds a version as draft, or replaces the content of a draft. Content beyond draft never changes, because
-// nodes and reviewers rely on it. The version describes the app while no version of it was published; later
-// only publishing one changes what the catalogue shows.
+// nodes and reviewers rely on it. The version describes the app while no version of it was published; later only
+// publishing one changes what the catalogue shows.
 func Register(ctx context.Context, tx db.Tx, r Registration) (Version, error) {
 	m := r.Verified.Manifest()
 	if !r.Verified.OK() {

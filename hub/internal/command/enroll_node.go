@@ -42,7 +42,7 @@ func (s *Service) EnrollNode(ctx context.Context, m Meta, in EnrollNodeInput) (N
 	}
 	node, err := run(ctx, s, access.Anyone, func(tx db.Tx, _ access.Nothing) (fleet.Node, error) {
 		node, did, err := fleet.Enroll(ctx, tx, enrollment, m.Now)
-		if err != nil || did == fleet.None {
+		if err != nil || did == fleet.Unchanged {
 			return node, err
 		}
 		eventType, action := "fleet.node.enrolled", "fleet.node.enroll"

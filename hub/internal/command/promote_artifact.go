@@ -12,7 +12,7 @@ import (
 // changeOf changes an artifact in a transaction; changed is false where it is as wanted already.
 type changeOf func(tx db.Tx, before artifact.Artifact) (after artifact.Artifact, changed bool, err error)
 
-// changeArtifact changes one of a project's artifacts, once, and records that where something changed.
+// changeArtifact changes one of a project's artifacts, once, and records it where something changed.
 func (s *Service) changeArtifact(ctx context.Context, m Meta, projectID, id, eventType, reason string,
 	apply changeOf,
 ) (artifact.Artifact, error) {

@@ -63,35 +63,32 @@ func checkUnused(ctx context.Context, tx db.Tx, a artifact.Artifact) error {
 	if err := checkNotOffered(ctx, tx, a); err != nil {
 		return err
 	}
-	used, compare := names(a)
-	if err := instance.EachManifestInUse(ctx, tx, a.AppVersion, compare); err != nil {
-		return err
-	}
-	if *used {
-		return fault.New(fault.Conflict, codeArtifactInUse, "App instances use the artifact; retire it once they are "+
+	used, err := isNamed(ctx, tx, a, instance.EachManifestInUse)
+	if err == nil && used {
+		err = fault.New(fault.Conflict, codeArtifactInUse, "App instances use the artifact; retire it once they are "+
 			"upgraded or decommissioned, or revoke it.", nil).Permanent()
 	}
-	return nil
+	return err
 }
 
 // checkNotOffered refuses an artifact that a version names which may be launched. The version may be another app's:
 // Activate and CheckRunnable compare its name alone.
 func checkNotOffered(ctx context.Context, tx db.Tx, a artifact.Artifact) error {
-	used, compare := names(a)
-	if err := catalog.EachManifestOffered(ctx, tx, a.AppVersion, compare); err != nil {
-		return err
-	}
-	if *used {
-		return fault.New(fault.Conflict, codeArtifactInUse, "The artifact is of an active version, or of one on the way "+
+	used, err := isNamed(ctx, tx, a, catalog.EachManifestOffered)
+	if err == nil && used {
+		err = fault.New(fault.Conflict, codeArtifactInUse, "The artifact is of an active version, or of one on the way "+
 			"there; a platform admin has to deprecate or retire the version first.", nil).Permanent()
 	}
-	return nil
+	return err
 }
 
-// names returns a function that sets used once it is called with a manifest that names the artifact.
-func names(a artifact.Artifact) (used *bool, compare func(manifest []byte)) {
-	image, used := artifact.Ref{Repository: a.Repository, Digest: a.Digest}, new(bool)
-	return used, func(manifest []byte) {
-		*used = *used || slices.Contains(artifact.RefsIn(manifest), image)
-	}
+// isNamed reports whether any of the manifests of the artifact's version names it.
+func isNamed(ctx context.Context, tx db.Tx, a artifact.Artifact,
+	eachManifest func(ctx context.Context, tx db.Tx, version string, each func(envelope []byte)) error,
+) (named bool, err error) {
+	image := artifact.Ref{Repository: a.Repository, Digest: a.Digest}
+	err = eachManifest(ctx, tx, a.AppVersion, func(envelope []byte) {
+		named = named || slices.Contains(artifact.RefsIn(envelope), image)
+	})
+	return named, err
 }

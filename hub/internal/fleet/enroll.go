@@ -91,9 +91,9 @@ type Enrollment struct {
 // Admission is what a join token has done.
 type Admission int
 
-// The admissions. None is of a node that got a certificate a moment ago: it may have another, and nothing changes.
+// The admissions. Unchanged: the node got a certificate a moment ago; it may have another, and nothing is recorded.
 const (
-	None Admission = iota
+	Unchanged Admission = iota
 	Enrolled
 	Renewed
 )
@@ -104,10 +104,10 @@ func Enroll(ctx context.Context, tx db.Tx, in Enrollment, now time.Time) (n Node
 	t, err := db.SelectOne(ctx, tx, scanToken,
 		`SELECT `+tokenColumns+` FROM join_tokens WHERE secret_sha256 = $1 FOR UPDATE`, secretDigest(in.Secret))
 	if db.IsNoRows(err) || err == nil && t.NodeID == "" && !now.Before(t.ExpiresAt) {
-		return Node{}, None, tokenFault()
+		return Node{}, Unchanged, tokenFault()
 	}
 	if err != nil {
-		return Node{}, None, err
+		return Node{}, Unchanged, err
 	}
 	if t.NodeID != "" {
 		return reenroll(ctx, tx, t.NodeID, in, now)
@@ -115,21 +115,21 @@ func Enroll(ctx context.Context, tx db.Tx, in Enrollment, now time.Time) (n Node
 	known, err := db.Value[bool](ctx, tx, `SELECT EXISTS (SELECT 1 FROM nodes WHERE public_key = $1)`,
 		[]byte(in.PublicKey))
 	if err != nil {
-		return Node{}, None, err
+		return Node{}, Unchanged, err
 	}
 	if known {
-		return Node{}, None, fault.New(fault.Conflict, codeNodeKeyInUse, "A node with this key is enrolled already: "+
+		return Node{}, Unchanged, fault.New(fault.Conflict, codeNodeKeyInUse, "A node with this key is enrolled already: "+
 			"renew its certificate, or make a new key.", nil).WithField("/csr_pem", "its key is another node's").Permanent()
 	}
 	if err := insertNode(ctx, tx, Node{
 		ID: in.NodeID, SiteID: t.SiteID, Hostname: in.Hostname, PublicKey: in.PublicKey,
 		CertificateExpiresAt: in.CertificateExpiresAt,
 	}, now); err != nil {
-		return Node{}, None, err
+		return Node{}, Unchanged, err
 	}
 	if _, err := tx.Exec(ctx, `UPDATE join_tokens SET used_at = $2, node_id = $3 WHERE id = $1`, t.ID, now,
 		in.NodeID); err != nil {
-		return Node{}, None, err
+		return Node{}, Unchanged, err
 	}
 	n, err = Get(ctx, tx, in.NodeID)
 	return n, Enrolled, err
@@ -138,17 +138,17 @@ func Enroll(ctx context.Context, tx db.Tx, in Enrollment, now time.Time) (n Node
 func reenroll(ctx context.Context, tx db.Tx, nodeID string, in Enrollment, now time.Time) (Node, Admission, error) {
 	n, err := Get(ctx, tx, nodeID)
 	if err != nil {
-		return Node{}, None, err
+		return Node{}, Unchanged, err
 	}
 	if !bytes.Equal(n.PublicKey, in.PublicKey) {
-		return Node{}, None, tokenFault()
+		return Node{}, Unchanged, tokenFault()
 	}
 	if err := n.admissionError(); err != nil {
-		return Node{}, None, err
+		return Node{}, Unchanged, err
 	}
 	// A token counts for days: each use would leave an event and an audit row.
 	if fault.Is(n.CheckRenewalPace(in.CertificateExpiresAt.Sub(now), now), fault.RateLimited) {
-		return n, None, nil
+		return n, Unchanged, nil
 	}
 	n, err = CertificateIssued(ctx, tx, nodeID, in.CertificateExpiresAt, now)
 	return n, Renewed, err

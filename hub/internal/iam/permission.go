@@ -29,8 +29,8 @@ const (
 	AttachmentDelete Permission = "apps.attachment.delete"
 	AttachmentRead   Permission = "apps.attachment.read"
 
-	// ArtifactPublish asks for a publish intent and registers what was pushed; ArtifactManage verifies,
-	// promotes, deprecates, retires and revokes.
+	// ArtifactPublish asks for a publish intent and registers what was pushed; ArtifactManage verifies, promotes,
+	// deprecates, retires and revokes.
 	ArtifactRead    Permission = "apps.artifact.read"
 	ArtifactPublish Permission = "apps.artifact.publish"
 	ArtifactManage  Permission = "apps.artifact.manage"

@@ -24,8 +24,8 @@ import (
 // connection is one node's session.
 type connection struct {
 	handler Handler
-	// ends is Server.ends from before the hello was answered.
-	ends uint64
+	// disconnects is Server.disconnects from before the hello was answered.
+	disconnects uint64
 	// pushes is shared by all connections (maxParallelPushes).
 	pushes  chan struct{}
 	peer    Peer

@@ -137,9 +137,9 @@ type Server struct {
 
 	mu    sync.Mutex
 	nodes map[string]*connection
-	// ends counts the calls of Disconnect. A connection that is not registered yet may be meant by one.
-	ends  atomic.Uint64
-	ended sync.WaitGroup
+	// disconnects counts the calls of Disconnect. A connection that is not registered yet may be meant by one.
+	disconnects atomic.Uint64
+	ended       sync.WaitGroup
 
 	opened, refused metric.Int64Counter
 }
@@ -234,7 +234,7 @@ func (s *Server) find(nodeID string) *connection {
 // Disconnect ends a node's connection and sends it the reason. One whose hello is being answered is closed: its node
 // dials again, and the next answer knows why this was called.
 func (s *Server) Disconnect(nodeID, reason string) {
-	s.ends.Add(1) // first: where register does not see it, find sees what register has stored
+	s.disconnects.Add(1) // first: where register does not see it, find sees what register has stored
 	if c := s.find(nodeID); c != nil {
 		c.end(link.CodeBanned, reason)
 	}
@@ -385,7 +385,7 @@ func (s *Server) open(ctx context.Context, conn *link.Conn, handler Handler, pee
 	defer cancel()
 	deadline, _ := ctx.Deadline()
 	_ = stream.SetDeadline(deadline)
-	ends := s.ends.Load()
+	disconnects := s.disconnects.Load()
 	session, err := handler.OpenSession(ctx, peer, hello)
 	conn.ReleaseSlot()
 	if err != nil {
@@ -394,7 +394,7 @@ func (s *Server) open(ctx context.Context, conn *link.Conn, handler Handler, pee
 	}
 	c := &connection{
 		handler:      handler,
-		ends:         ends,
+		disconnects:  disconnects,
 		pushes:       s.pushes,
 		peer:         peer,
 		conn:         conn,
@@ -477,7 +477,7 @@ func (s *Server) refuse(conn *link.Conn, stream *link.Stream, err error) {
 func (s *Server) register(c *connection) bool {
 	s.mu.Lock()
 	older := s.nodes[c.peer.NodeID]
-	if c.ends != s.ends.Load() || older != nil && older.acked.SessionNo > c.acked.SessionNo {
+	if c.disconnects != s.disconnects.Load() || older != nil && older.acked.SessionNo > c.acked.SessionNo {
 		s.mu.Unlock()
 		return false
 	}

@@ -76,7 +76,7 @@ func TestLaw13ANodeWhoseAcceleratorsFlapHasABoundOfItsOwn(t *testing.T) {
 	require.Equal(t, 3, told(other))
 	now = now.Add(time.Hour)
 	apply(map[origin][]*protocol.Accelerator{{nodeID: flapping}: nil})
-	require.Equal(t, 2*healthBurst, told(flapping), "an hour later it is heard again")
+	require.Equal(t, 2*healthBurst, told(flapping), "an hour later its changes have events again")
 }
 
 // A node that dials again gets no further share of events.
