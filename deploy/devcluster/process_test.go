@@ -9,9 +9,11 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -21,6 +23,13 @@ import (
 
 // holderEnv makes this program hold a lock on the named file while its first thread has ended.
 const holderEnv = "CLUSTER_TEST_HOLDER"
+
+// counterEnv makes this program count in the named file, by more threads than there are processors, so that one
+// that is signalled has to wait.
+const (
+	counterEnv = "CLUSTER_TEST_COUNTER"
+	counters   = 32
+)
 
 // The first goroutine stays on the process's first thread only if an init function asks for it.
 //
@@ -32,6 +41,9 @@ func init() {
 }
 
 func TestMain(m *testing.M) {
+	if name := os.Getenv(counterEnv); name != "" {
+		countForever(name)
+	}
 	if name := os.Getenv(holderEnv); name != "" {
 		// The first thread ends last of all: it takes its share of the scheduler along, and with it whatever waits there to
 		// run.
@@ -42,6 +54,36 @@ func TestMain(m *testing.M) {
 		_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT, 0, 0, 0)
 	}
 	os.Exit(m.Run())
+}
+
+// countForever adds to a shared counter by several threads.
+func countForever(name string) {
+	count, err := shareCounter(name)
+	if err != nil {
+		os.Exit(1)
+	}
+	for range counters {
+		go func() {
+			for {
+				count.Add(1)
+			}
+		}()
+	}
+	select {}
+}
+
+// shareCounter maps the counter in a file of eight bytes.
+func shareCounter(name string) (*atomic.Int64, error) {
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	data, err := unix.Mmap(int(f.Fd()), 0, 8, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, err
+	}
+	return (*atomic.Int64)(unsafe.Pointer(&data[0])), nil
 }
 
 func holdLock(name string, locked chan<- struct{}) {
@@ -79,4 +121,31 @@ func TestAProcessHasEndedOnlyWhenItsLocksAreFree(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = f.Close() }()
 	require.NoError(t, unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB))
+}
+
+// A signal to a process interrupts one thread of it at first; the others go on for a while.
+func TestAPausedProcessHasNoThreadThatRuns(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "counter")
+	require.NoError(t, os.WriteFile(name, make([]byte, 8), 0o600))
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), counterEnv+"="+name, fmt.Sprintf("GOMAXPROCS=%d", counters))
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
+	count, err := shareCounter(name)
+	require.NoError(t, err)
+	for range 5 {
+		begin := count.Load()
+		require.Eventually(t, func() bool { return count.Load() != begin }, time.Minute, time.Millisecond)
+		resume, err := devcluster.Pause(cmd.Process.Pid)
+		require.NoError(t, err)
+		paused := count.Load()
+		for range 1_000_000 {
+			if now := count.Load(); now != paused {
+				require.Equal(t, paused, now)
+			}
+		}
+		resume()
+	}
+	_, err = devcluster.Pause(1 << 30)
+	require.ErrorIs(t, err, unix.ESRCH)
 }

@@ -3,10 +3,12 @@ package network_test
 import (
 	"fmt"
 	"net"
+	"os"
 	"runtime"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
@@ -38,11 +40,23 @@ func openMany(t *testing.T, ns, address string, count int) {
 	}))
 }
 
+// openFlows opens ten flows, and waits until the kernel has them: the first packets wait for a link address.
+func openFlows(t *testing.T, ns, from, to string) {
+	t.Helper()
+	const count = 10
+	openMany(t, ns, to, count)
+	require.Eventually(t, func() bool {
+		table, err := os.ReadFile("/proc/net/nf_conntrack")
+		return err == nil && strings.Count(string(table), "src="+from+" dst="+to+" ") >= count
+	}, time.Minute, time.Millisecond)
+}
+
 func TestAMembersFlowsLeaveRoomForTheHosts(t *testing.T) {
 	const maxFlows = 4096
 	f := newFixture(t)
 	a, b := f.setup("m1"), f.setup("m2")
 	before := flows(t)
+	openFlows(t, a.NetNSPath, a.IP, outsideIP)
 	openMany(t, a.NetNSPath, outsideIP, 10_000)
 	atOnce := flows(t) - before
 	require.Positive(t, atOnce, "it has opened some")
@@ -85,7 +99,7 @@ func TestRemovingAMemberReadsOnlyItsOwnFlows(t *testing.T) {
 	const others = 20_000
 	f := newFixture(t)
 	a := f.setup("m1")
-	openMany(t, a.NetNSPath, outsideIP, 10)
+	openFlows(t, a.NetNSPath, a.IP, outsideIP)
 	fillTable(t, others)
 	require.GreaterOrEqual(t, flows(t), others)
 	var before, after runtime.MemStats
@@ -107,8 +121,7 @@ func TestFlowsGoWithTheirMemberAlsoAfterTheTableWasMadeAgain(t *testing.T) {
 	} {
 		f.setup("stays")
 		a := f.setup("m1")
-		openMany(t, a.NetNSPath, outsideIP, 10)
-		require.Contains(t, sh(t, "cat /proc/net/nf_conntrack"), "src="+a.IP+" ", name)
+		openFlows(t, a.NetNSPath, a.IP, outsideIP)
 		does()
 		_, err := f.n.EnsureRules(ctxOf(t))
 		require.NoError(t, err)
@@ -121,8 +134,7 @@ func TestFlowsGoWithTheirMemberAlsoAfterTheTableWasMadeAgain(t *testing.T) {
 func TestFlowsGoWithAMemberWhoseRemovalWasInterrupted(t *testing.T) {
 	f := newFixture(t)
 	a := f.setup("m1")
-	openMany(t, a.NetNSPath, outsideIP, 10)
-	require.Contains(t, sh(t, "cat /proc/net/nf_conntrack"), "src="+a.IP+" ")
+	openFlows(t, a.NetNSPath, a.IP, outsideIP)
 	sh(t, `sed -i 's/"ready":true/"ready":false/' `+f.cfg.StateDir+"/members/m1.json")
 	f.n = f.open()
 	_, err := f.n.EnsureRules(ctxOf(t))

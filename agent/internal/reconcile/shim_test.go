@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -59,8 +60,8 @@ func (f *fixture) silence() (goOn func()) {
 	f.t.Helper()
 	shims := f.daemon.Shims()
 	require.Len(f.t, shims, 1)
-	require.NoError(f.t, unix.Kill(shims[0], unix.SIGSTOP))
-	goOn = func() { _ = unix.Kill(shims[0], unix.SIGCONT) }
+	goOn, err := devcluster.Pause(shims[0])
+	require.NoError(f.t, err)
 	f.t.Cleanup(goOn)
 	return goOn
 }

@@ -11,9 +11,9 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -287,10 +287,10 @@ func TestAListingEndsWhereContainerdHangs(t *testing.T) {
 	f := newFixture(t)
 	id := f.startWaiting(f.image())
 	f.rt.SetAnswerWithin(100 * time.Millisecond)
-	require.NoError(t, unix.Kill(f.daemon.PID(), unix.SIGSTOP))
-	goOn := func() { _ = unix.Kill(f.daemon.PID(), unix.SIGCONT) }
+	goOn, err := devcluster.Pause(f.daemon.PID())
+	require.NoError(t, err)
 	t.Cleanup(goOn)
-	_, err := f.rt.List(t.Context())
+	_, err = f.rt.List(t.Context())
 	require.ErrorContains(t, err, "deadline exceeded")
 	require.NoError(t, t.Context().Err())
 	goOn()
@@ -306,8 +306,8 @@ func (f *fixture) silence() (goOn func()) {
 	f.t.Helper()
 	shims := f.daemon.Shims()
 	require.Len(f.t, shims, 1)
-	require.NoError(f.t, unix.Kill(shims[0], unix.SIGSTOP))
-	goOn = func() { _ = unix.Kill(shims[0], unix.SIGCONT) }
+	goOn, err := devcluster.Pause(shims[0])
+	require.NoError(f.t, err)
 	f.t.Cleanup(goOn)
 	return goOn
 }
