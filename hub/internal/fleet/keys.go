@@ -24,6 +24,7 @@ type PublicKeys struct {
 
 	mu       sync.Mutex
 	loadedAt time.Time
+	failed   error // of the last load
 	keys     map[string]ed25519.PublicKey
 }
 
@@ -31,8 +32,11 @@ type PublicKeys struct {
 func (k *PublicKeys) Of(ctx context.Context, nodeID string, now time.Time) (ed25519.PublicKey, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if key, ok := k.keys[nodeID]; ok || now.Sub(k.loadedAt) < keysTTL {
+	if key, ok := k.keys[nodeID]; ok {
 		return key, nil
+	}
+	if now.Sub(k.loadedAt) < keysTTL {
+		return nil, k.failed
 	}
 	// The keys serve all callers: one that hangs up does not end the load.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keysTimeout)
@@ -42,7 +46,7 @@ func (k *PublicKeys) Of(ctx context.Context, nodeID string, now time.Time) (ed25
 		return db.CollectMap[string, ed25519.PublicKey](tx.Query(ctx,
 			`SELECT id, public_key FROM nodes WHERE banned_at IS NULL AND (removed_at IS NULL OR lost)`))
 	})
-	if err != nil {
+	if k.failed = err; err != nil {
 		return nil, err
 	}
 	k.keys = keys

@@ -201,3 +201,27 @@ func TestKeysOfNodesAreLoadedOnceForManyUnknownIDs(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, private.Public(), key)
 }
+
+// A node whose proof holds is not refused for its neighbours' use of the address.
+func TestANodeIsNotUnknownWhileTheKeysCannotBeLoaded(t *testing.T) {
+	y := newYard(t)
+	id, private := y.enrolled(t)
+	keys := &fleet.PublicKeys{DB: y.d}
+	now := y.clock()
+	rename := func(from, to string) {
+		_, err := db.RunTx(t.Context(), y.d, func(tx db.Tx) (int, error) {
+			_, err := tx.Exec(t.Context(), `ALTER TABLE `+from+` RENAME TO `+to)
+			return 0, err
+		})
+		require.NoError(t, err)
+	}
+	rename("nodes", "away")
+	for range 2 {
+		_, err := keys.Of(t.Context(), id, now)
+		require.Error(t, err)
+	}
+	rename("away", "nodes")
+	key, err := keys.Of(t.Context(), id, now.Add(time.Minute))
+	require.NoError(t, err)
+	require.Equal(t, private.Public(), key)
+}

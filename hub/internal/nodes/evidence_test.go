@@ -156,6 +156,9 @@ func TestSlotIsNotEmptiedBeforeAllOfItIsArchived(t *testing.T) {
 	})
 	pass := periodic.Passes{DB: h.DB, Log: slog.New(slog.DiscardHandler)}
 	require.Error(t, pass.RotateUsage(t.Context(), h.Now()))
+	left := hubtest.Tx(h, func(ctx context.Context, tx db.Tx) ([]ledger.Slot, error) { return ledger.Slots(ctx, tx) })
+	require.Equal(t, slots[0].No, left[0].No)
+	require.Equal(t, slots[2].No, left[1].No, "the one between does not wait for it")
 	require.Equal(t, 3, hubtest.Count(h, fmt.Sprintf(`SELECT count(*) FROM usage_segments_%d`, slots[0].No)))
 	require.NoError(t, pass.RotateUsage(t.Context(), h.Now()))
 	require.Equal(t, 3, hubtest.Count(h, `SELECT sum(segments)::INT8 FROM usage_archive`))

@@ -3,6 +3,7 @@ package periodic
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -12,7 +13,7 @@ import (
 
 // RotateUsage begins the slots of raw usage in time, and empties those that ended a day ago: it packs the signed
 // segments of a slot into the archive, a row a transaction, and empties the slot once all of them are there. It can be
-// cut short at any time. A slot that a backup reads is emptied by a later pass.
+// cut short at any time. A slot that fails delays no other one; one that a backup reads is emptied by a later pass.
 func (p Passes) RotateUsage(ctx context.Context, now time.Time) error {
 	ended, err := db.RunTx(ctx, p.DB, func(tx db.Tx) ([]ledger.Slot, error) {
 		// Where nothing is posted, no usage begins the next slot.
@@ -24,15 +25,17 @@ func (p Passes) RotateUsage(ctx context.Context, now time.Time) error {
 	if err != nil {
 		return err
 	}
+	var failed []error
 	for _, s := range ended {
-		if err := p.archive(ctx, s); err != nil {
-			return err
+		err := p.archive(ctx, s)
+		if err == nil {
+			err = p.empty(ctx, s)
 		}
-		if err := p.empty(ctx, s); err != nil {
-			return err
+		if err != nil {
+			failed = append(failed, fmt.Errorf("slot %d of raw usage: %w", s.No, err))
 		}
 	}
-	return nil
+	return errors.Join(failed...)
 }
 
 func (p Passes) archive(ctx context.Context, s ledger.Slot) error {
@@ -60,7 +63,7 @@ func (p Passes) empty(ctx context.Context, s ledger.Slot) error {
 	case err != nil:
 		return err
 	case !emptied:
-		return errors.New("the archive lacks segments of a slot of usage: it is packed again by the next pass")
+		return errors.New("the archive lacks segments: it is packed again by the next pass")
 	}
 	p.Log.InfoContext(ctx, "a slot of raw usage was archived and emptied",
 		slog.Int64("slot", s.No), slog.Time("from", s.From), slog.Time("to", s.To))
