@@ -152,9 +152,9 @@ func VolumeBytesOfOrg(ctx context.Context, tx db.Tx, orgID string) (int64, error
 }
 
 // VolumeBytes is what a volume takes, as its node has made it, with those of its snapshots that are there or on their
-// way.
+// way. One that is missing takes nothing but its snapshots.
 func VolumeBytes(ctx context.Context, tx db.Tx, id string) (int64, error) {
-	return volumeBytes(ctx, tx, `v.made_bytes`, `v.id = $1`, id)
+	return volumeBytes(ctx, tx, `CASE v.status WHEN 'missing' THEN 0 ELSE v.made_bytes END`, `v.id = $1`, id)
 }
 
 // VolumesOn returns how many volumes a node keeps.

@@ -24,8 +24,8 @@ func CompleteVolume(ctx context.Context, tx db.Tx, by By, action string, c capac
 	return RecordVolume(ctx, tx, by, action, c)
 }
 
-// billVolume bills what the volume takes of its node's disk, from when it is first there until it is gone. A larger
-// size is billed once the node has made it.
+// billVolume bills what the volume takes of its node's disk, from when it is first there until it is gone: nothing of
+// one that the node has lost but its snapshots. A larger size is billed once the node has made it.
 func billVolume(ctx context.Context, tx db.Tx, c capacity.VolumeChange, by By) error {
 	v := c.Volume
 	switch {
@@ -33,7 +33,8 @@ func billVolume(ctx context.Context, tx db.Tx, c capacity.VolumeChange, by By) e
 		return nil
 	case v.Status == capacity.VolumeDeleted || v.Status == capacity.VolumeNodeLost:
 		return ledger.CloseSubject(ctx, tx, v.ID, by.Now, by.Now)
-	case c.Snapshot != nil, v.Status == capacity.VolumeReady && c.Before != capacity.VolumePending:
+	case c.Snapshot != nil, v.Status == capacity.VolumeMissing, c.Before == capacity.VolumeMissing,
+		v.Status == capacity.VolumeReady && c.Before != capacity.VolumePending:
 		bytes, err := capacity.VolumeBytes(ctx, tx, v.ID)
 		if err != nil {
 			return err

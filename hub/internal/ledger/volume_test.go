@@ -40,13 +40,17 @@ func TestAVolumeIsBilledByBytesAndTimeOnce(t *testing.T) {
 	}
 	resize(4 << 30) // a snapshot is taken
 	w.now = at(2000)
+	resize(0) // the node has lost it
+	w.now = at(2400)
+	require.Empty(t, w.accrue())
+	w.checkBill()
 	resize(2 << 30)
 	w.now = at(3000)
 	w.close(s, at(2500))
 	available, held := w.wallet()
 	require.Equal(t, "0", held)
-	require.Equal(t, "93", available, "2 GiB for 1500 s and 4 GiB for 1000 s")
-	require.InDelta(t, (2*1500+4*1000)<<30,
+	require.Equal(t, "93.8", available, "2 GiB for 1100 s and 4 GiB for 1000 s")
+	require.InDelta(t, (2*1100+4*1000)<<30,
 		number(w, `SELECT sum(quantity)::int8 FROM usage_recent WHERE meter = 'volume_byte_seconds'`), 2,
 		"a part of a unit is not billed")
 	w.close(s, at(9000))
@@ -55,7 +59,7 @@ func TestAVolumeIsBilledByBytesAndTimeOnce(t *testing.T) {
 		list, _, err := ledger.ListUsage(ctx, tx, ledger.Filter{OrgID: w.org, UsageSource: ledger.SourceVolume})
 		return list, err
 	})
-	require.Len(t, records, 5)
+	require.Len(t, records, 6)
 	require.Equal(t, s.ID, records[0].VolumeID)
 }
 
