@@ -4,10 +4,12 @@ import (
 	"context"
 
 	"github.com/gpuaas/gpuaas/hub/internal/access"
+	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
 // CreatePrice adds a row to the price book. Its id and what it buys in base units are made here.
@@ -16,6 +18,11 @@ func (s *Service) CreatePrice(ctx context.Context, m Meta, in ledger.Price) (led
 	return once(ctx, s, m, check, func(tx db.Tx, _ access.Nothing) (ledger.Price, error) {
 		p, err := ledger.CreatePrice(ctx, tx, in, m.Now)
 		if err != nil {
+			return ledger.Price{}, err
+		}
+		// The event says the app's name: where the app is an org's own, it is for that org.
+		app, err := catalog.GetApp(ctx, tx, p.AppSlug)
+		if err != nil && !fault.Is(err, fault.NotFound) {
 			return ledger.Price{}, err
 		}
 		data := map[string]any{
@@ -33,6 +40,7 @@ func (s *Service) CreatePrice(ctx context.Context, m Meta, in ledger.Price) (led
 			Action:       iam.PriceWrite,
 			ResourceType: resourcePrice,
 			ResourceID:   p.ID,
+			OrgID:        app.OrgID,
 			Data:         data,
 			After:        data,
 		})

@@ -134,7 +134,8 @@ func (s *Server) ListPrices(ctx context.Context, r ListPricesRequestObject) (Lis
 	if err != nil {
 		return nil, err
 	}
-	page, err := s.Queries.Prices(ctx, principalOf(ctx), r.Params.Meter, before, limitOf(r.Params.Limit))
+	page, err := s.Queries.Prices(ctx, principalOf(ctx),
+		ledger.Filter{Meter: r.Params.Meter, Before: before, Limit: limitOf(r.Params.Limit)})
 	return ListPrices200JSONResponse{Items: views(page.Items, priceView), NextCursor: page.Next}, err
 }
 

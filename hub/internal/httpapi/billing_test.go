@@ -194,7 +194,7 @@ func TestMoneyThatMakesNoSenseIsRefused(t *testing.T) {
 	require.Equal(t, 403, h.ask(t, boss, "POST", "/admin/prices", "b",
 		`{"meter":"session_seconds","currency":"EUR","price":"1","per":"hour"}`).status)
 	empty, err := db.ReadTx(t.Context(), h.d, func(tx db.Tx) (int, error) {
-		prices, _, err := ledger.ListPrices(t.Context(), tx, "", "", 0)
+		prices, _, err := ledger.ListPrices(t.Context(), tx, ledger.Filter{}, "")
 		return len(prices), err
 	})
 	require.NoError(t, err)
@@ -223,4 +223,32 @@ func TestPriceEndsWhereTheNextBegins(t *testing.T) {
 	oldest, _ := items[1].(map[string]any)
 	require.NotContains(t, newest, "to")
 	require.Equal(t, tomorrow.Format(time.RFC3339), oldest["to"])
+}
+
+// What an org has in its catalogue is nobody else's to know of.
+func TestLaw10PricesOfAnOrgsOwnAppsAreForThatOrg(t *testing.T) {
+	y := newYard(t)
+	_, _, other := y.tenant(t, "other")
+	intent := `{"app_slug":"secret-plan","app_version":"1.0.0","artifact_name":"runtime","channel":"dev"}`
+	y.must(t, y.boss, "POST", "/projects/"+y.projectID+"/app-artifacts/publish-intents", "intent", intent, 201)
+	price := `{"meter":"session_seconds","currency":"EUR","price":"1","per":"hour"`
+	y.must(t, y.admin, "POST", "/admin/prices", "own", price+`,"app_slug":"secret-plan"}`, 201)
+	y.must(t, y.admin, "POST", "/admin/prices", "all", price+"}", 201)
+	prices := func(token string) (apps []any) {
+		items, _ := y.must(t, token, "GET", "/admin/prices", "", "", 200).body["items"].([]any)
+		for _, item := range items {
+			price, _ := item.(map[string]any)
+			apps = append(apps, price["app_slug"])
+		}
+		return apps
+	}
+	require.Equal(t, []any{nil, "secret-plan"}, prices(y.boss))
+	require.Equal(t, []any{nil}, prices(other))
+	require.Equal(t, []any{nil, "secret-plan"}, prices(y.admin))
+	owners, err := db.ReadTx(t.Context(), y.d, func(tx db.Tx) (owners []string, err error) {
+		return owners, tx.QueryRow(t.Context(), `SELECT array_agg(coalesce(org_id::TEXT, '') ORDER BY id) FROM events
+			WHERE type = 'billing.price.created'`).Scan(&owners)
+	})
+	require.NoError(t, err)
+	require.Equal(t, []string{y.orgID, ""}, owners, "so are the events that name them")
 }

@@ -59,14 +59,17 @@ func ListPostings(ctx context.Context, tx db.Tx, f Filter) ([]Posting, string, e
 	return rows, next, withLegs(ctx, tx, rows)
 }
 
-// ListPrices gives the price book of a meter, or all of it, newest first, and the cursor of the next page.
-func ListPrices(ctx context.Context, tx db.Tx, meter, before string, limit int) ([]Price, string, error) {
-	f := Filter{Before: before, Limit: limit}
+// ListPrices gives the price book of a meter, or all of it, newest first, and the cursor of the next page. An org's own
+// apps are nobody else's to know of: with an org, prices of other orgs' apps are left out.
+func ListPrices(ctx context.Context, tx db.Tx, f Filter, org string) ([]Price, string, error) {
 	if err := f.check(); err != nil {
 		return nil, "", err
 	}
 	var w db.Where
-	w.Compare("meter =", meter)
+	w.Compare("meter =", f.Meter)
+	if org != "" {
+		w.And("NOT EXISTS (SELECT FROM apps a WHERE a.slug = p.app_slug AND a.org_id <> " + w.Arg(org) + ")")
+	}
 	f.narrow(&w, "p.")
 	most := w.Arg(f.limit() + 1)
 	rows, err := db.Select(ctx, tx, func(row pgx.CollectableRow) (p Price, err error) {

@@ -257,13 +257,15 @@ func (s *Service) Wallet(ctx context.Context, p iam.Principal, orgID string) (Wa
 	})
 }
 
-// Prices lists the price book, the newest row first; an empty meter is any.
-func (s *Service) Prices(ctx context.Context, p iam.Principal, meter, before string,
-	limit int,
-) (Page[ledger.Price], error) {
+// Prices lists the price book, the newest row first: all of it for platform admins, else without other orgs' apps.
+func (s *Service) Prices(ctx context.Context, p iam.Principal, f ledger.Filter) (Page[ledger.Price], error) {
+	org := p.OrgID
+	if p.PlatformAdmin {
+		org = ""
+	}
 	return read(ctx, s, access.Platform(p, iam.PriceRead),
 		func(tx db.Tx, _ access.Nothing) (out Page[ledger.Price], err error) {
-			out.Items, out.Next, err = ledger.ListPrices(ctx, tx, meter, before, limit)
+			out.Items, out.Next, err = ledger.ListPrices(ctx, tx, f, org)
 			return out, err
 		})
 }
