@@ -15,12 +15,13 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// accelerators asks the driver; without one there are none.
+// accelerators asks the driver; without one there are none. A library that is missing, as while a package replaces it,
+// says nothing about the GPUs of the driver in the kernel, which go on.
 func accelerators(root string) (found []*protocol.Accelerator, err error) {
 	driver := library(root)
 	switch code := driver.Init(); code {
 	case nvml.SUCCESS:
-	case nvml.ERROR_LIBRARY_NOT_FOUND, nvml.ERROR_DRIVER_NOT_LOADED:
+	case nvml.ERROR_DRIVER_NOT_LOADED:
 		return nil, nil
 	default:
 		return nil, fmt.Errorf("start NVIDIA's driver: %w", code)
@@ -100,8 +101,8 @@ func (d device) describe(a *protocol.Accelerator) {
 		a.Cores = uint32(cores)
 	}
 	a.Health, a.HealthReason = d.health()
-	if action := d.recoveryAction(); action != "" {
-		a.Health, a.HealthReason = protocol.HealthNeedsReset, action
+	if health, reason := d.recoveryAction(); health != "" {
+		a.Health, a.HealthReason = health, reason
 	}
 	a.Partitions = d.partitions()
 }
@@ -132,20 +133,23 @@ func (d device) health() (health, reason string) {
 	return protocol.HealthOK, ""
 }
 
-// recoveryAction says which reset the driver asks for; empty where none, or where an old driver does not say.
-func (d device) recoveryAction() string {
+// recoveryAction says whether the driver asks for a reset, or for what no reset replaces; empty where it does not, or
+// where an old driver does not say.
+func (d device) recoveryAction() (health, reason string) {
 	if !d.offers("nvmlDeviceGetFieldValues") {
-		return ""
+		return "", ""
 	}
 	values := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
 	if code := d.GetFieldValues(values); code != nvml.SUCCESS || nvml.Return(values[0].NvmlReturn) != nvml.SUCCESS {
-		return ""
+		return "", ""
 	}
 	switch nvml.DeviceGpuRecoveryAction(binary.NativeEndian.Uint32(values[0].Value[:4])) {
 	case nvml.GPU_RECOVERY_ACTION_GPU_RESET, nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET, nvml.GPU_RECOVERY_ACTION_BUS_RESET:
-		return "the driver asks for a reset"
+		return protocol.HealthNeedsReset, "the driver asks for a reset"
+	case nvml.GPU_RECOVERY_ACTION_NODE_REBOOT, nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT:
+		return protocol.HealthFaulty, "the driver asks for a reboot of the node"
 	default:
-		return ""
+		return "", ""
 	}
 }
 

@@ -73,7 +73,7 @@ func TestNVIDIA(t *testing.T) {
 	})
 	for state, health := range map[string]string{
 		"ok": "ok", "ecc": "degraded", "pending": "degraded", "hot": "degraded", "failed": "faulty", "lost": "faulty",
-		"reset": "needs_reset",
+		"reset": "needs_reset", "reboot": "faulty",
 	} {
 		t.Run("health "+state, func(t *testing.T) {
 			library.Set(driver, "gpu "+firstID+" 1b 81559 16896 "+state+" NVIDIA H100 80GB HBM3")
@@ -129,4 +129,23 @@ func TestProgramThatGivesNoInventoryIsACondition(t *testing.T) {
 			require.Empty(t, i.List())
 		})
 	}
+}
+
+// A package that installs another version of the driver removes the library of the one that runs, and its GPUs go on.
+func TestALibraryThatIsMissingDoesNotSayThatItsGPUsAreGone(t *testing.T) {
+	library, root := nvmltest.New(t), t.TempDir()
+	library.Setenv()
+	library.Driver(root, 1)
+	library.Set(driver, first)
+	i := start(t, accelerator.Config{
+		Root: withDriver(t), NVML: nvmltest.Program(t), DriverRoot: root, Interval: 10 * time.Millisecond,
+	})
+	require.Equal(t, []string{firstID}, ids(i.List()))
+	name := filepath.Join(root, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")
+	require.NoError(t, os.Rename(name, name+".dpkg-tmp"))
+	await(t, i, func() bool { return len(i.Conditions()) > 0 || len(i.List()) == 0 })
+	require.Equal(t, []string{firstID}, ids(i.List()))
+	require.Equal(t, []string{protocol.ConditionNVIDIAUnresponsive}, i.Conditions())
+	require.NoError(t, os.Rename(name+".dpkg-tmp", name))
+	await(t, i, func() bool { return len(i.Conditions()) == 0 })
 }

@@ -2,7 +2,7 @@
 // machine that the file $FAKE_NVML describes. Types and numbers follow the library's API reference. Lines of the file:
 //
 //   driver <version> <CUDA version × 1000 + minor × 10>
-//   gpu <UUID> <PCI bus> <memory MiB> <cores> <ok|ecc|pending|failed|lost|reset> <name>
+//   gpu <UUID> <PCI bus> <memory MiB> <cores> <ok|ecc|pending|failed|lost|reset|reboot> <name>
 //   mig <UUID> <memory MiB> <profile>     a MIG device of the GPU before; turns MIG on
 //   link <bus of the other GPU> <count>   NVLinks of the GPU before; the bus 0 is a switch
 //   hang                                  the library hangs for ever when it is started
@@ -265,11 +265,11 @@ struct field_value {
 	} value;
 };
 
-/* 230 is NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, whose value 1 asks for a reset. */
+/* 230 is NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, whose value 1 asks for a reset, and 2 for a reboot of the node. */
 int nvmlDeviceGetFieldValues(struct device *d, int count, struct field_value *values) {
 	for (int i = 0; i < count; i++) {
 		values[i].code = values[i].id == 230 ? SUCCESS : NOT_SUPPORTED;
-		values[i].value.number = !strcmp(d->health, "reset");
+		values[i].value.number = !strcmp(d->health, "reset") + 2 * !strcmp(d->health, "reboot");
 	}
 	return SUCCESS;
 }
