@@ -276,6 +276,10 @@ func TestAnUpgradeWaitsForAOneShotServiceThatRuns(t *testing.T) {
 		"migrate": {Completed: []agent.Completion{{Revision: 3, SpecDigest: "spec-migrate-3"}}, ExitedAt: noon},
 	}))
 	require.Equal(t, []agent.Action{agent.ConfirmRevision{MemberID: "web", Revision: 3}}, actions(done))
+	require.Equal(t, protocol.WorkloadStatus_STARTING, status(done), "a crash now may still lead to a fallback")
+	confirmed := done.Members["web"]
+	confirmed.ConfirmedRevision = 3
+	done.Members = map[string]agent.Member{"web": confirmed}
 	require.Equal(t, protocol.WorkloadStatus_READY, status(done))
 }
 

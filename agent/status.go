@@ -65,8 +65,8 @@ func listedWorkload(containers []Container, m Member) Workload {
 	return w
 }
 
-// fallbackStatus adds that a fallback runs, from which revision, and why. While the decision to fall back is not
-// durable, the status is STARTING and not FAILED: for the hub, a failed revision has ended.
+// fallbackStatus adds that a fallback runs, from which revision, and why. While the decision about a revision is not
+// durable, the status is STARTING: for the hub, a failed revision has ended, and the node never leaves a ready one.
 func (d *differ) fallbackStatus(s *protocol.WorkloadStatus, w Workload, m Member) {
 	if w.Fallback != nil && m.FellBackFrom == w.Revision {
 		s.FallbackFromRevision, s.CorrelationId, s.Traceparent = w.Revision, w.CorrelationID, w.Traceparent
@@ -75,8 +75,13 @@ func (d *differ) fallbackStatus(s *protocol.WorkloadStatus, w Workload, m Member
 		}
 		return
 	}
-	if back, due := d.revisionDecision(w).(FallBack); due {
-		s.Status, s.Reason, s.Detail = protocol.WorkloadStatus_STARTING, back.Reason, back.Detail
+	due := d.revisionDecision(w)
+	if due == nil {
+		return
+	}
+	s.Status, s.ReadyAt = protocol.WorkloadStatus_STARTING, nil
+	if back, is := due.(FallBack); is {
+		s.Reason, s.Detail = back.Reason, back.Detail
 	}
 }
 
