@@ -44,7 +44,8 @@ const (
 	MaxAccelerators = 256
 	// MaxAcceleratorParts limits the links, and the partitions, of one accelerator; those beyond it are left out.
 	MaxAcceleratorParts = 64
-	// MaxEnvironments limits the environments of a node, which removes an unused one before it installs one more.
+	// MaxEnvironments limits the environments of a node, which removes an unused one before it installs one more. Half of
+	// them are one org's at most.
 	MaxEnvironments = 64
 	// MaxEnvironmentUsers limits the users of one environment in a report; those beyond are left out.
 	MaxEnvironmentUsers = 16

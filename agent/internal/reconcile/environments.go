@@ -43,18 +43,19 @@ func (r *Reconciler) prepareEnvironment(ctx context.Context, a agent.StartContai
 		spec.Volumes = append(spec.Volumes, runtime.Volume{Dir: dir, Path: s.Spec.GetEnvironment().GetPath(), ReadOnly: true})
 		return err
 	}
-	dir, err := r.machine.Environments.Begin(ctx, spec.ID, s.Spec.GetEnvironment().GetSizeBytes(), r.usedEnvironments())
+	dir, err := r.machine.Environments.Begin(ctx, spec.ID, a.Workload.OrgID, s.Spec.GetEnvironment().GetSizeBytes(),
+		r.usedEnvironments())
 	spec.Environment = s.Environment
 	spec.Volumes = append(spec.Volumes, runtime.Volume{Dir: dir, Path: s.Spec.GetEnvironment().GetPath()})
 	return err
 }
 
-// usedEnvironments are those that the accepted state names, also for members that are stopped.
-func (r *Reconciler) usedEnvironments() map[string]bool {
-	used := map[string]bool{}
+// usedEnvironments are those that the accepted state names, also for members that are stopped, with their orgs.
+func (r *Reconciler) usedEnvironments() map[string]string {
+	used := map[string]string{}
 	for _, w := range r.acceptedWorkloads() {
 		for _, id := range w.EnvironmentIDs() {
-			used[id] = true
+			used[id] = w.OrgID
 		}
 	}
 	return used
@@ -105,7 +106,7 @@ func (r *Reconciler) installedEnvironments() []*protocol.InstalledEnvironment {
 // there is removed.
 func (r *Reconciler) RemoveEnvironment(ctx context.Context, projectID, digest string) error {
 	id := agent.EnvironmentID(projectID, digest)
-	if r.usedEnvironments()[id] {
+	if _, is := r.usedEnvironments()[id]; is {
 		return fault.New(fault.Conflict, agent.CodeEnvironmentInUse, "An app instance uses the environment.", nil)
 	}
 	err := r.machine.Environments.Delete(ctx, id)

@@ -145,7 +145,7 @@ type Volumes interface {
 // Environments are Python packages that one container installs and others have read-only.
 type Environments interface {
 	// Begin returns an empty directory for the container of the run; Commit keeps what it has installed, Discard does not.
-	Begin(ctx context.Context, runID string, sizeBytes uint64, used map[string]bool) (dir string, err error)
+	Begin(ctx context.Context, runID, orgID string, sizeBytes uint64, used map[string]string) (dir string, err error)
 	Commit(ctx context.Context, runID string, made volume.Environment) error
 	Discard(ctx context.Context, runID string) error
 	// Use returns the directory of an environment and, below it, that of its packages.
@@ -153,7 +153,7 @@ type Environments interface {
 	Has(id string) bool
 	List() ([]volume.Environment, error)
 	Delete(ctx context.Context, id string) error
-	Collect(ctx context.Context, used map[string]bool, exists func(runID string) bool) error
+	Collect(ctx context.Context, used map[string]string, exists func(runID string) bool) error
 	RemoveMember(ctx context.Context, memberID string) error
 }
 

@@ -457,4 +457,6 @@ func (noEnvironments) List() ([]volume.Environment, error)        { return nil, 
 func (noEnvironments) Discard(context.Context, string) error      { return nil }
 func (noEnvironments) RemoveMember(context.Context, string) error { return nil }
 
-func (noEnvironments) Collect(context.Context, map[string]bool, func(string) bool) error { return nil }
+func (noEnvironments) Collect(context.Context, map[string]string, func(string) bool) error {
+	return nil
+}

@@ -41,8 +41,8 @@ type Environments struct {
 	locks   keylock.Map
 
 	mu sync.Mutex
-	// building has the ids of the runs that this process has begun builds for.
-	building map[string]bool
+	// building has the orgs of the runs that this process has begun builds for.
+	building map[string]string
 }
 
 // Environment is what the node remembers of an installed environment.
@@ -63,7 +63,7 @@ type Environment struct {
 // OpenEnvironments removes what an interrupted deletion left. An installation may still run: Collect removes those that
 // were interrupted.
 func OpenEnvironments(cfg Config, volumes *Volumes) (*Environments, error) {
-	e := &Environments{cfg: cfg, volumes: volumes, building: map[string]bool{}}
+	e := &Environments{cfg: cfg, volumes: volumes, building: map[string]string{}}
 	e.cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, environmentFailed("make its directory", err)
@@ -86,18 +86,19 @@ func (e *Environments) image(name string) string      { return filepath.Join(e.c
 func (e *Environments) mountPoint(name string) string { return filepath.Join(e.cfg.MountDir, name) }
 
 // Begin makes an empty file system for the container of that run to install an environment in, and returns the
-// directory for the container. Environments that used does not name may be removed for its space.
-func (e *Environments) Begin(ctx context.Context, runID string, sizeBytes uint64,
-	used map[string]bool,
+// directory for the container. used has the orgs of the environments that are in use; others may be removed for its
+// space.
+func (e *Environments) Begin(ctx context.Context, runID, orgID string, sizeBytes uint64,
+	used map[string]string,
 ) (dir string, err error) {
 	if err := e.volumes.Supported(); err != nil {
 		return "", err
 	}
 	e.mu.Lock()
-	e.building[runID] = true
+	e.building[runID] = orgID
 	e.mu.Unlock()
 	name := buildPrefix + runID
-	err = e.reserve(ctx, name, sizeBytes, used)
+	err = e.reserve(ctx, name, orgID, sizeBytes, used)
 	if err == nil {
 		err = mountImage(ctx, e.image(name), e.mountPoint(name), 0)
 	}
@@ -111,15 +112,22 @@ func (e *Environments) Begin(ctx context.Context, runID string, sizeBytes uint64
 	return dir, nil
 }
 
-// reserve makes the image of an environment, in place of unused ones where there is no room for it.
-func (e *Environments) reserve(ctx context.Context, name string, sizeBytes uint64, used map[string]bool) error {
+// reserve makes the image of an environment, in place of unused ones where there is no room for it. One org has half of
+// the node's at most, so that none keeps others from theirs.
+func (e *Environments) reserve(ctx context.Context, name, orgID string, sizeBytes uint64,
+	used map[string]string,
+) error {
 	left, err := e.makeRoom(ctx, used, func(left int) bool { return left < protocol.MaxEnvironments })
 	if err != nil {
 		return err
 	}
-	if left >= protocol.MaxEnvironments {
-		return fault.New(fault.Unavailable, agent.CodeVolumeNoSpace, fmt.Sprintf("The node has %d environments in use, and "+
-			"may have no more.", left), nil).Permanent()
+	ofOrg, err := e.ofOrg(orgID, used)
+	if err != nil {
+		return err
+	}
+	if left >= protocol.MaxEnvironments || ofOrg > protocol.MaxEnvironments/2 {
+		return fault.New(fault.Unavailable, agent.CodeVolumeNoSpace, fmt.Sprintf("The node has %d environments in use. It "+
+			"may have no more than %d, half of them of one org.", left, protocol.MaxEnvironments), nil).Permanent()
 	}
 	if err := os.MkdirAll(e.path(name), 0o700); err != nil {
 		return err
@@ -132,6 +140,24 @@ func (e *Environments) reserve(ctx context.Context, name string, sizeBytes uint6
 		return err
 	}
 	return e.volumes.makeImage(ctx, e.image(name), sizeBytes)
+}
+
+// ofOrg counts the environments that an org uses or installs.
+func (e *Environments) ofOrg(orgID string, used map[string]string) (n int, err error) {
+	all, err := e.List()
+	for _, one := range all {
+		if used[one.ID] == orgID {
+			n++
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, org := range e.building {
+		if org == orgID {
+			n++
+		}
+	}
+	return n, err
 }
 
 // Commit makes what the run has installed the environment of that id. The container must have ended. It is there whole
@@ -350,14 +376,14 @@ func (e *Environments) remove(ctx context.Context, name string) error {
 
 // makeRoom removes environments that used does not name, the longest unused first, until enough says so of how many are
 // left. One that a container still has, as its member has only just left the state, keeps no other from going.
-func (e *Environments) makeRoom(ctx context.Context, used map[string]bool, enough func(left int) bool) (int, error) {
+func (e *Environments) makeRoom(ctx context.Context, used map[string]string, enough func(left int) bool) (int, error) {
 	all, err := e.List()
 	left := len(all)
 	for _, one := range all {
 		if enough(left) || ctx.Err() != nil {
 			break
 		}
-		if used[one.ID] {
+		if _, is := used[one.ID]; is {
 			continue
 		}
 		if err := e.Delete(ctx, one.ID); err != nil {
@@ -373,7 +399,7 @@ func (e *Environments) makeRoom(ctx context.Context, used map[string]bool, enoug
 
 // Collect unmounts the environments that used does not name, removes of these the damaged ones and, while the disk is
 // short of space, the longest unused, and removes installations whose run does not exist any more.
-func (e *Environments) Collect(ctx context.Context, used map[string]bool, exists func(runID string) bool) error {
+func (e *Environments) Collect(ctx context.Context, used map[string]string, exists func(runID string) bool) error {
 	entries, err := os.ReadDir(e.cfg.Dir)
 	if err != nil {
 		return environmentFailed("list", err)
@@ -382,12 +408,13 @@ func (e *Environments) Collect(ctx context.Context, used map[string]bool, exists
 	for _, entry := range entries {
 		runID, isBuild := strings.CutPrefix(entry.Name(), buildPrefix)
 		e.mu.Lock()
-		begun := e.building[runID]
+		_, begun := e.building[runID]
 		e.mu.Unlock()
+		_, isUsed := used[entry.Name()]
 		switch {
 		case isBuild && !begun && !exists(runID):
 			errs = append(errs, e.Discard(ctx, runID))
-		case isBuild || used[entry.Name()] || strings.HasPrefix(entry.Name(), "."):
+		case isBuild || isUsed || strings.HasPrefix(entry.Name(), "."):
 		case e.isDamaged(entry.Name()):
 			errs = append(errs, e.Delete(ctx, entry.Name()))
 		default:

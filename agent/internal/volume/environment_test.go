@@ -2,6 +2,7 @@ package volume_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/volume"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 type environments struct {
@@ -43,7 +45,7 @@ func (f *environments) reopen() *volume.Environments {
 // install does what a container of that run would.
 func (f *environments) install(runID string) {
 	f.t.Helper()
-	dir, err := f.e.Begin(f.t.Context(), runID, 32*mib, nil)
+	dir, err := f.e.Begin(f.t.Context(), runID, "org", 32*mib, nil)
 	require.NoError(f.t, err)
 	packages := filepath.Join(dir, "lib", "python3.11", "site-packages")
 	require.NoError(f.t, os.MkdirAll(packages, 0o755))
@@ -156,7 +158,7 @@ func TestRoomIsMadeOfUnusedEnvironments(t *testing.T) {
 	require.NoError(t, os.Mkdir(damaged, 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(damaged, "record.json"), []byte("x"), 0o600))
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(damaged)) })
-	_, err = f.e.Begin(t.Context(), "member.4", 1<<50, map[string]bool{"project.2": true})
+	_, err = f.e.Begin(t.Context(), "member.4", "org", 1<<50, map[string]string{"project.2": "org"})
 	require.Equal(t, agent.CodeVolumeNoSpace, fault.As(err).Code)
 	require.False(t, f.e.Has("project.1"))
 	require.True(t, f.e.Has("project.2"), "it is used")
@@ -191,9 +193,33 @@ func TestAnEnvironmentThatAContainerHasKeepsNoOtherFromGoing(t *testing.T) {
 	require.NoError(t, os.Chtimes(filepath.Join(f.cfg.Dir, "project.1", "record.json"), unused, unused))
 	bind := t.TempDir()
 	require.NoError(t, unix.Mount(dir, bind, "", unix.MS_BIND, ""), "as a container has it")
-	_, err = f.e.Begin(t.Context(), "member.3", 1<<50, nil)
+	_, err = f.e.Begin(t.Context(), "member.3", "org", 1<<50, nil)
 	require.NoError(t, unix.Unmount(bind, 0))
 	require.Equal(t, agent.CodeVolumeNoSpace, fault.As(err).Code)
 	require.True(t, f.e.Has("project.1"), "its container has it")
 	require.False(t, f.e.Has("project.2"))
+}
+
+// One org cannot take the environments of a node from all others.
+func TestAnOrgHasHalfOfTheEnvironmentsAtMost(t *testing.T) {
+	f, used := newEnvironments(t), map[string]string{}
+	for n := range protocol.MaxEnvironments / 2 {
+		id := fmt.Sprintf("project.%d", n)
+		used[id] = "org"
+		require.NoError(t, os.Mkdir(filepath.Join(f.cfg.Dir, id), 0o700))
+		record := fmt.Sprintf(`{"id": %q}`, id)
+		require.NoError(t, os.WriteFile(filepath.Join(f.cfg.Dir, id, "record.json"), []byte(record), 0o600))
+	}
+	begin := func(runID, orgID string) error {
+		_, err := f.e.Begin(t.Context(), runID, orgID, 32*mib, used)
+		return err
+	}
+	refused := func(runID string) {
+		require.Equal(t, agent.CodeVolumeNoSpace, fault.As(begin(runID, "org")).Code)
+	}
+	refused("member.1")
+	require.NoError(t, begin("member.2", "another"))
+	delete(used, "project.0")
+	require.NoError(t, begin("member.3", "org"), "it does not use one any more")
+	refused("member.4")
 }
