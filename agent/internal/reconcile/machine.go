@@ -129,8 +129,9 @@ type Devices interface {
 
 // Volumes are directories that outlive containers.
 type Volumes interface {
-	// Apply makes, changes or deletes a volume of a project as the state describes it.
-	Apply(ctx context.Context, desired *protocol.ProjectVolume) *protocol.VolumeStatus
+	// Apply makes, changes or deletes a volume of a project as the state describes it, and takes it from members that may
+	// not use it.
+	Apply(ctx context.Context, desired *protocol.ProjectVolume, mayUse func(memberID string) bool) *protocol.VolumeStatus
 	// Prepare makes and mounts a volume for a revision and returns its directory. No container of an earlier or later
 	// revision may use the volume of an instance meanwhile, unless it is only snapshotted.
 	Prepare(ctx context.Context, u volume.Use) (dir string, err error)

@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -42,7 +43,7 @@ func (r *Reconciler) applyVolumes(ctx context.Context) error {
 func (r *Reconciler) applyVolume(ctx context.Context, v *protocol.ProjectVolume) {
 	var status *protocol.VolumeStatus
 	if unlock, err := r.volumeWork.Lock(ctx, v.GetProjectId()); err == nil {
-		status = r.machine.Volumes.Apply(ctx, v)
+		status = r.machine.Volumes.Apply(ctx, v, func(memberID string) bool { return r.mayUse(ctx, memberID, v.GetId()) })
 		unlock()
 	}
 	r.mu.Lock()
@@ -66,5 +67,37 @@ func (r *Reconciler) applyVolume(ctx context.Context, v *protocol.ProjectVolume)
 func (r *Reconciler) volumeStatuses() []*protocol.VolumeStatus {
 	return slices.SortedFunc(maps.Values(r.volumes.statuses), func(a, b *protocol.VolumeStatus) int {
 		return cmp.Compare(a.GetId(), b.GetId())
+	})
+}
+
+// mayUse reports whether a member may have a container with a project's volume: its workload or the fallback mounts it,
+// an action on the member is under way, or a container is of neither. One that is not in the state keeps its volumes
+// until nothing of it is left.
+func (r *Reconciler) mayUse(ctx context.Context, memberID, volumeID string) bool {
+	var services []agent.Service
+	for _, w := range r.acceptedWorkloads() {
+		if w.MemberID == memberID {
+			services = w.Services
+			if w.Fallback != nil {
+				services = slices.Concat(services, w.Fallback.Services)
+			}
+		}
+	}
+	mounts := func(s agent.Service) bool {
+		return slices.ContainsFunc(s.Spec.GetVolumes(), func(m *protocol.VolumeMount) bool {
+			return m.GetVolumeId() == volumeID
+		})
+	}
+	r.mu.Lock()
+	busy := len(r.busy[memberID]) > 0
+	r.mu.Unlock()
+	if busy || len(services) == 0 || slices.ContainsFunc(services, mounts) {
+		return true
+	}
+	all, err := r.list(ctx)
+	return err != nil || slices.ContainsFunc(all, func(c agent.Listed) bool {
+		return c.MemberID == memberID && !slices.ContainsFunc(services, func(s agent.Service) bool {
+			return s.SpecDigest == c.SpecDigest
+		})
 	})
 }

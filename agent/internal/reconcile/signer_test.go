@@ -58,8 +58,9 @@ type hub struct {
 	accelerators []string
 	// configJSON is the config, onChange replaces what the manifest says about a change of it.
 	configJSON, onChange string
-	// volumes is added to the manifest.
+	// volumes is added to the manifest; chosen are those of the project.
 	volumes string
+	chosen  []manifest.VolumeChoice
 	// nodeVolumes are the volumes of projects.
 	nodeVolumes []*protocol.ProjectVolume
 	// requirements are those of the environment.
@@ -157,6 +158,7 @@ func (h *hub) workload(parametersJSON string) *protocol.Workload {
 			"\n  config_schema:"), 1)
 	}
 	template, shape := h.withAccelerators(template)
+	shape.Volumes = h.chosen
 	if shape.Environment = h.requirements; h.requirements != nil {
 		template = bytes.Replace(template, []byte("    resources:"), []byte("    environment: {path: /opt/environment, "+
 			"python: /app, max_size_mib: 32, build_timeout_seconds: 60}\n    resources:"), 1)

@@ -438,7 +438,8 @@ func (v noVolumes) Detach(ctx context.Context, memberID string) error {
 	return v.handle.wait(ctx, "detach", memberID)
 }
 
-func (v noVolumes) Apply(ctx context.Context, desired *protocol.ProjectVolume) *protocol.VolumeStatus {
+func (v noVolumes) Apply(ctx context.Context, desired *protocol.ProjectVolume, _ func(string) bool,
+) *protocol.VolumeStatus {
 	status := &protocol.VolumeStatus{Id: desired.GetId(), Status: protocol.VolumeStatus_READY}
 	if v.handle.wait(ctx, "apply "+desired.GetProjectId(), desired.GetId()) != nil {
 		status.Status = protocol.VolumeStatus_PENDING

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -124,4 +125,32 @@ func TestAMemberWritesToAVolumeThatOneOfItsServicesWritesTo(t *testing.T) {
 	w := agent.Workload{Services: []agent.Service{mounts(true, "v1"), mounts(false, "v1"), mounts(true, "v2")}}
 	require.False(t, reconcile.OnlyReads(w, "v1"))
 	require.True(t, reconcile.OnlyReads(w, "v2"))
+}
+
+// A version without a project's volume gives it up, so that another app instance may write to it.
+func TestAnUpgradeToAVersionWithoutAProjectsVolumeGivesItUp(t *testing.T) {
+	f := newFixture(t)
+	const id = "0198a000-0000-7000-8000-000000000001"
+	f.hub.nodeVolumes = []*protocol.ProjectVolume{{Id: id, ProjectId: "p1", SizeBytes: 32 << 20}}
+	writer := func() *protocol.Workload {
+		f.hub.volumes = "    volumes:\n      - {name: data, path: /data, size_mib: 32, scope: project}\n"
+		f.hub.chosen = []manifest.VolumeChoice{{Name: "data", VolumeID: id, SizeMiB: 32}}
+		w := f.hub.workload(`{}`)
+		w.ProjectId = "p1"
+		return w
+	}
+	w, other := writer(), writer()
+	f.push(w)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+	require.NoError(t, os.WriteFile(f.inVolume(w.GetId()), []byte("kept"), 0o600))
+
+	f.hub.volumes, f.hub.chosen = "", nil
+	next := f.hub.workload(`{}`)
+	next.Id, next.InstanceId, next.Revision, next.ProjectId = w.GetId(), w.GetInstanceId(), 2, "p1"
+	f.push(next, other)
+	f.untilStatus(other.GetId(), protocol.WorkloadStatus_READY)
+	f.requireInVolume(other.GetId(), "kept")
+	f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
+		return s.GetRevision() == 2 && s.GetStatus() == protocol.WorkloadStatus_READY
+	})
 }

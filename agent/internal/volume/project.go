@@ -30,10 +30,12 @@ func (v *Volumes) CapacityBytes() uint64 {
 }
 
 // Apply does what a project's volume lacks of its description, as far as that can be done now, and returns where the
-// volume is. It can be repeated, also after a crash at any step.
-func (v *Volumes) Apply(ctx context.Context, desired *protocol.ProjectVolume) *protocol.VolumeStatus {
+// volume is. It can be repeated, also after a crash at any step. mayUse reports whether a member may still have a
+// container with the volume: one that may not gives it up to others.
+func (v *Volumes) Apply(ctx context.Context, desired *protocol.ProjectVolume, mayUse func(memberID string) bool,
+) *protocol.VolumeStatus {
 	s := &protocol.VolumeStatus{Id: desired.GetId(), Status: protocol.VolumeStatus_PENDING}
-	if err := v.apply(ctx, desired, s); err != nil {
+	if err := v.apply(ctx, desired, mayUse, s); err != nil {
 		f := fault.As(err)
 		s.Reason, s.Detail = string(f.Code), f.Public
 		v.cfg.Log.WarnContext(ctx, "a volume of a project is not as it should be", slog.String("volume_id", s.GetId()),
@@ -42,7 +44,9 @@ func (v *Volumes) Apply(ctx context.Context, desired *protocol.ProjectVolume) *p
 	return s
 }
 
-func (v *Volumes) apply(ctx context.Context, desired *protocol.ProjectVolume, s *protocol.VolumeStatus) error {
+func (v *Volumes) apply(ctx context.Context, desired *protocol.ProjectVolume, mayUse func(memberID string) bool,
+	s *protocol.VolumeStatus,
+) error {
 	id := desired.GetId()
 	if err := checkID(id); err != nil {
 		return err
@@ -68,6 +72,9 @@ func (v *Volumes) apply(ctx context.Context, desired *protocol.ProjectVolume, s 
 		return failed("make", err)
 	}
 	if err := r.checkProject(desired.GetProjectId()); err != nil {
+		return err
+	}
+	if r, err = v.leave(id, r, mayUse); err != nil {
 		return err
 	}
 	if desired.GetDeleted() {
@@ -273,6 +280,20 @@ func (v *Volumes) join(id string, r record, u Use) (record, error) {
 		r.Writer = u.MemberID
 	}
 	return r, v.store(id, r)
+}
+
+// leave takes the members from a volume that do not use it any more, as after an upgrade to a version without it.
+func (v *Volumes) leave(id string, r record, mayUse func(memberID string) bool) (record, error) {
+	before := r
+	for _, memberID := range append(slices.Clone(r.Readers), r.Writer) {
+		if memberID != "" && !mayUse(memberID) {
+			r, _ = r.without(memberID)
+		}
+	}
+	if r.Writer == before.Writer && len(r.Readers) == len(before.Readers) {
+		return r, nil
+	}
+	return r, errors.Join(v.unmount(id), v.store(id, r))
 }
 
 // checkProject refuses a volume to any project but its own.

@@ -23,10 +23,13 @@ func project(id string) *protocol.ProjectVolume {
 	return &protocol.ProjectVolume{Id: id, ProjectId: "p1", SizeBytes: 32 * mib}
 }
 
+// inUse says that every member still uses the volume.
+func inUse(string) bool { return true }
+
 // apply requires that nothing failed.
 func (f *fixture) apply(p *protocol.ProjectVolume) *protocol.VolumeStatus {
 	f.t.Helper()
-	s := f.v.Apply(f.t.Context(), p)
+	s := f.v.Apply(f.t.Context(), p, inUse)
 	require.Empty(f.t, s.GetReason(), s.GetDetail())
 	return s
 }
@@ -57,7 +60,7 @@ func TestProjectVolumeOutlivesItsMembersAndHasOneWriter(t *testing.T) {
 
 	deleted := project("v1")
 	deleted.Deleted = true
-	s := f.v.Apply(t.Context(), deleted)
+	s := f.v.Apply(t.Context(), deleted, inUse)
 	require.Equal(t, protocol.VolumeStatus_PENDING, s.GetStatus())
 	require.Equal(t, string(agent.CodeVolumeInUse), s.GetReason())
 	require.NoError(t, f.v.RemoveMember(t.Context(), "m1"))
@@ -66,7 +69,7 @@ func TestProjectVolumeOutlivesItsMembersAndHasOneWriter(t *testing.T) {
 	require.Empty(t, left)
 	f.requireContent(f.prepare(usesProject("m2", "v1", false)), "models")
 	require.NoError(t, f.v.RemoveMember(t.Context(), "m2"))
-	s = f.v.Apply(t.Context(), deleted)
+	s = f.v.Apply(t.Context(), deleted, inUse)
 	require.Equal(t, string(agent.CodeVolumeInUse), s.GetReason(), "one that only reads has it, and is stopped")
 	require.NoError(t, f.v.RemoveMember(t.Context(), "m3"))
 	f.requireContent(f.prepare(usesProject("m4", "v1", false)), "models")
@@ -80,6 +83,26 @@ func TestProjectVolumeOutlivesItsMembersAndHasOneWriter(t *testing.T) {
 	require.Empty(t, glob(t, f.cfg.Dir+"/*"))
 }
 
+// A version without the volume gives it up, although the member goes on.
+func TestAProjectVolumeLeavesMembersThatDoNotUseIt(t *testing.T) {
+	f := newFixture(t)
+	f.apply(project("v1"))
+	f.write(f.prepare(usesProject("m1", "v1", false)), "models")
+	f.prepare(usesProject("m2", "v1", true))
+	require.NoError(t, f.v.Detach(t.Context(), "m1")) // its container has ended
+	onlyReads := func(memberID string) bool { return memberID == "m2" }
+	require.Equal(t, protocol.VolumeStatus_READY, f.v.Apply(t.Context(), project("v1"), onlyReads).GetStatus())
+	f.requireContent(f.prepare(usesProject("m3", "v1", false)), "models")
+	_, err := f.v.Prepare(t.Context(), usesProject("m1", "v1", false))
+	require.Equal(t, agent.CodeVolumeInUse, fault.As(err).Code)
+
+	deleted := project("v1")
+	deleted.Deleted = true
+	require.Equal(t, string(agent.CodeVolumeInUse), f.v.Apply(t.Context(), deleted, onlyReads).GetReason())
+	nobody := func(string) bool { return false }
+	require.Equal(t, protocol.VolumeStatus_DELETED, f.v.Apply(t.Context(), deleted, nobody).GetStatus())
+}
+
 func TestAProjectVolumeThatWasThereIsNotMadeAnew(t *testing.T) {
 	f := newFixture(t)
 	made := project("v1")
@@ -89,12 +112,12 @@ func TestAProjectVolumeThatWasThereIsNotMadeAnew(t *testing.T) {
 	foreign := project("v2")
 	f.apply(foreign)
 	foreign.ProjectId = "p2"
-	require.Equal(t, protocol.VolumeStatus_PENDING, f.v.Apply(t.Context(), foreign).GetStatus())
+	require.Equal(t, protocol.VolumeStatus_PENDING, f.v.Apply(t.Context(), foreign, inUse).GetStatus())
 	path := project("../v3")
-	require.Equal(t, "bad_volume", f.v.Apply(t.Context(), path).GetReason())
+	require.Equal(t, "bad_volume", f.v.Apply(t.Context(), path, inUse).GetReason())
 	huge := project("v4")
 	huge.SizeBytes = 1 << 50
-	require.Equal(t, string(agent.CodeVolumeNoSpace), f.v.Apply(t.Context(), huge).GetReason())
+	require.Equal(t, string(agent.CodeVolumeNoSpace), f.v.Apply(t.Context(), huge, inUse).GetReason())
 }
 
 func TestASnapshotIsTakenOnceAndRestoredOnce(t *testing.T) {
@@ -146,7 +169,7 @@ func TestASnapshotIsTakenOnceAndRestoredOnce(t *testing.T) {
 	require.Equal(t, protocol.VolumeStatus_DELETED, f.apply(p).GetSnapshots()[0].GetStatus())
 	require.Empty(t, glob(t, f.cfg.Dir+"/v1/snapshots/*"))
 	p.RestoreNo = 3
-	require.NotEmpty(t, f.v.Apply(t.Context(), p).GetReason())
+	require.NotEmpty(t, f.v.Apply(t.Context(), p, inUse).GetReason())
 	f.requireContent(f.prepare(usesProject("m4", "v1", false)), "before")
 }
 
@@ -165,7 +188,7 @@ func TestLaw13ARestoreThatFailedIsDoneOnceNothingIsInItsWay(t *testing.T) {
 	inTheWay := filepath.Join(f.cfg.Dir, "v1", "data.img.unfinished")
 	require.NoError(t, os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700))
 	p.RestoreNo, p.RestoreSnapshotId = 1, "s1"
-	s := f.v.Apply(t.Context(), p)
+	s := f.v.Apply(t.Context(), p, inUse)
 	require.NotEmpty(t, s.GetReason())
 	require.Zero(t, s.GetRestoreNo())
 	require.NoError(t, os.RemoveAll(inTheWay))
@@ -198,7 +221,7 @@ func TestASnapshotThatFailsKeepsNothingElseFromBeingDone(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700))
 	p.Snapshots = []*protocol.VolumeSnapshot{{Id: "s1"}, {Id: "s2"}}
 	p.SizeBytes = 64 * mib
-	s := f.v.Apply(t.Context(), p)
+	s := f.v.Apply(t.Context(), p, inUse)
 	require.NotEmpty(t, s.GetReason())
 	require.Len(t, s.GetSnapshots(), 2)
 	require.Equal(t, protocol.VolumeStatus_PENDING, s.GetSnapshots()[0].GetStatus())
@@ -225,7 +248,7 @@ func TestAVolumeInUseGrows(t *testing.T) {
 	require.Less(t, size(), uint64(32*mib))
 	p.SizeBytes = 128 * mib
 	if !host.HasCapability(unix.CAP_SYS_RESOURCE) {
-		require.Equal(t, string(agent.CodeVolumeInUse), f.v.Apply(t.Context(), p).GetReason())
+		require.Equal(t, string(agent.CodeVolumeInUse), f.v.Apply(t.Context(), p, inUse).GetReason())
 		require.NoError(t, held.Close())
 		require.NoError(t, f.v.Detach(t.Context(), "m1"))
 		require.EqualValues(t, 128*mib, f.apply(p).GetSizeBytes(), "a stopped member keeps it from nothing")
@@ -237,7 +260,7 @@ func TestAVolumeInUseGrows(t *testing.T) {
 	require.Greater(t, size(), uint64(100*mib))
 	f.requireContent(dir, "kept")
 	p.SizeBytes = 1 << 50
-	require.Equal(t, string(agent.CodeVolumeNoSpace), f.v.Apply(t.Context(), p).GetReason())
+	require.Equal(t, string(agent.CodeVolumeNoSpace), f.v.Apply(t.Context(), p, inUse).GetReason())
 	f.requireContent(dir, "kept")
 }
 
