@@ -50,6 +50,23 @@ func TestALostMemberOfAnExternalWorkerHarmsNothingWhileOthersLive(t *testing.T) 
 	require.Equal(t, []Step{{Running, Failed, protocol.WorkloadStatus_NODE_LOST}}, steps)
 }
 
+// The others live as well while a task is about them: they come, are recovered, or are stopped.
+func TestALostMemberOfAnExternalWorkerEndsNothingWhileATaskIsAboutTheOthers(t *testing.T) {
+	stopped := MemberState{Status: protocol.WorkloadStatus_STOPPED}
+	for _, c := range []struct {
+		at    Status
+		other MemberState
+	}{
+		{Requested, MemberState{}}, {Deploying, starting}, {Running, starting}, {Upgrading, starting}, {Stopped, stopped},
+	} {
+		next, steps := AdvanceExternal(live(c.at), []MemberState{c.other, nodeLost, gone})
+		require.Equal(t, c.at, next.Status)
+		require.Empty(t, steps)
+	}
+	next, _ := AdvanceExternal(live(Stopped), []MemberState{nodeLost, gone})
+	require.Equal(t, failedLost, next)
+}
+
 // Without its only controller a cluster is not healthy, whatever its workers are.
 func TestTheLossOfTheLastMemberOfAComponentDegrades(t *testing.T) {
 	running := Lifecycle{Running, HealthHealthy, 0}

@@ -174,31 +174,36 @@ func TaskFailure(l Lifecycle, kind string, reason protocol.WorkloadStatus_Reason
 }
 
 // AdvanceExternal is Advance for an instance that an external worker operates: its tasks move the status, and the
-// members that it reports decide about health. Members that come, go or are gone do not count. A lost one does where
-// all are lost, or where its component has no member any more.
+// members that it reports decide about health. Members that come, go or are gone do not count there. A lost one does
+// where its component has no member any more; the loss of the last member ends the instance.
 func AdvanceExternal(l Lifecycle, members []MemberState) (Lifecycle, []Step) {
 	present := map[string]bool{}
+	lost, live := false, false
 	for _, m := range members {
 		present[m.Role] = present[m.Role] || !m.Gone
+		lost, live = lost || m.Lost, live || !m.Gone
 	}
-	members = slices.DeleteFunc(slices.Clone(members), func(m MemberState) bool {
-		switch m.Status {
-		case protocol.WorkloadStatus_READY, protocol.WorkloadStatus_DEGRADED, protocol.WorkloadStatus_FAILED:
-			return false
-		default:
-			return true
-		}
-	})
-	n := count(members)
 	switch {
-	case n.total > 0 && n.lost == n.total && l.Status.CanBecome(Failed):
+	case lost && !live && l.Status.CanBecome(Failed):
 		next := Lifecycle{Status: Failed, Health: HealthUnhealthy, Reason: protocol.WorkloadStatus_NODE_LOST}
 		return next, []Step{{From: l.Status, To: Failed, Reason: next.Reason}}
 	case l.Status == Running:
-		n = count(slices.DeleteFunc(members, func(m MemberState) bool { return m.Lost && present[m.Role] }))
+		n := count(slices.DeleteFunc(slices.Clone(members), func(m MemberState) bool {
+			return !m.decidesHealth() || m.Lost && present[m.Role]
+		}))
 		return Lifecycle{Status: Running, Health: n.health(), Reason: n.reason}, nil
 	}
 	return l, nil
+}
+
+// decidesHealth reports whether the member of an external worker serves, or should.
+func (m MemberState) decidesHealth() bool {
+	switch m.Status {
+	case protocol.WorkloadStatus_READY, protocol.WorkloadStatus_DEGRADED, protocol.WorkloadStatus_FAILED:
+		return true
+	default:
+		return false
+	}
 }
 
 // IsWorkerReason reports whether a worker may give the reason for a failure.

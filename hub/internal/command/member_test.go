@@ -123,6 +123,27 @@ func TestSomeFailedMembersDegradeAnInstanceUntilTheyRecover(t *testing.T) {
 	require.EqualValues(t, "instance_stopping", fault.As(err).Code, "%v", err)
 }
 
+// The lost member stays in the list; it does not end the others while they come and go.
+func TestAClusterThatHasLostAMemberIsStoppedAndStarted(t *testing.T) {
+	w := newWorld(t)
+	i := w.runningCluster(2)
+	w.Exec(`UPDATE instance_members SET status = 'failed', status_reason = 'node_lost', removed_at = $2 WHERE id = $1`,
+		i.Members[1].ID, w.Now)
+	work := func() lifecycle.Status {
+		t.Helper()
+		claimed, err := w.claim(w.tasks(i, lifecycle.TaskPending)[0], "a")
+		require.NoError(t, err)
+		w.finish(claimed)
+		return w.Get(i.ID).Lifecycle.Status
+	}
+	_, err := w.Commands().StopInstance(t.Context(), w.Meta("stop"), w.Project.ID, i.ID)
+	require.NoError(t, err)
+	require.Equal(t, lifecycle.Stopped, work())
+	_, err = w.Commands().StartInstance(t.Context(), w.Meta("start"), w.Project.ID, i.ID)
+	require.NoError(t, err)
+	require.Equal(t, lifecycle.Running, work())
+}
+
 func TestAMemberThatCannotJoinSaysWhy(t *testing.T) {
 	w := newWorld(t)
 	i := w.runningCluster(1)
