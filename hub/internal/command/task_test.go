@@ -220,6 +220,7 @@ func TestTheTaskOfADeadWorkerPassesOnAndItsFenceHolds(t *testing.T) {
 	w.Now = w.Now.Add(time.Minute)
 	next := w.tasks(i, lifecycle.TaskPending)
 	require.Len(t, next, 1)
+	require.Equal(t, lifecycle.TaskPending, next[0].State)
 	heir, err := w.claim(next[0], "b")
 	require.NoError(t, err)
 	require.EqualValues(t, 2, heir.Attempt)
@@ -318,6 +319,22 @@ func TestADecommissionEndsWithTheLeaseOfADeadWorker(t *testing.T) {
 	w.Now = w.Now.Add(time.Minute)
 	w.finish(w.next(i, "decommission"))
 	require.Len(t, w.tasks(i, lifecycle.TaskCancelled), 1)
+}
+
+// A worker that was silent for longer than its lease learns of the decommission by its next call: another worker may be
+// removing by then what it still makes.
+func TestAWorkerThatIsLateIsToldToStop(t *testing.T) {
+	w := newWorld(t)
+	i, _ := w.cluster(1)
+	late := w.next(i, "deploy")
+	w.Now = w.Now.Add(time.Minute)
+	_, err := w.Commands().DecommissionInstance(t.Context(), w.Meta("end"), w.Project.ID, i.ID)
+	require.NoError(t, err)
+	w.next(i, "decommission")
+	renewed, err := w.Commands().RenewTask(t.Context(), w.Meta(""), w.ref(late), late.Attempt, "", "")
+	require.NoError(t, err)
+	require.Equal(t, lifecycle.TaskCancelled, renewed.State)
+	require.True(t, renewed.CancelRequested)
 }
 
 func TestAnInstanceThatNoWorkerBeganEndsAtOnce(t *testing.T) {

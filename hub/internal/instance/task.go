@@ -97,7 +97,9 @@ func CancelTasks(ctx context.Context, tx db.Tx, instanceID string, now time.Time
 		instanceID).Scan(&touched); err != nil {
 		return false, err
 	}
-	if err := tx.Queue(ctx, `UPDATE instance_tasks SET state = 'cancelled', ended_at = $2, updated_at = $2
+	// The worker of one whose lease has ended may be late: its next call answers that it has to stop, too.
+	if err := tx.Queue(ctx, `UPDATE instance_tasks SET state = 'cancelled', cancel_requested = (state = 'claimed'),
+			ended_at = $2, updated_at = $2
 		WHERE instance_id = $1 AND (state = 'pending' OR state = 'claimed' AND lease_expires_at <= $2)`,
 		instanceID, now); err != nil {
 		return false, err
@@ -400,7 +402,7 @@ type TaskFilter struct {
 	Now        time.Time
 }
 
-// Tasks returns a page of an instance's tasks. One whose lease has ended counts as pending.
+// Tasks returns a page of an instance's tasks. One whose lease has ended is pending, or cancelled.
 func Tasks(ctx context.Context, tx db.Tx, f TaskFilter) ([]Task, error) {
 	var w db.Where
 	w.And("l.instance_id = " + w.Arg(f.InstanceID))
@@ -411,8 +413,12 @@ func Tasks(ctx context.Context, tx db.Tx, f TaskFilter) ([]Task, error) {
 			WHEN l.cancel_requested THEN 'cancelled' ELSE 'pending' END) = ` + state)
 	}
 	limit := w.Arg(f.Limit)
-	return selectTasks(ctx, tx,
+	tasks, err := selectTasks(ctx, tx,
 		`WHERE id IN (SELECT l.id FROM instance_tasks l`+w.SQL()+` ORDER BY l.id LIMIT `+limit+`) ORDER BY id`, w.Args...)
+	for n := range tasks {
+		tasks[n].State = tasks[n].StateAt(f.Now)
+	}
+	return tasks, err
 }
 
 // GetTask returns a task of an instance.
