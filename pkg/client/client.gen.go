@@ -1676,8 +1676,9 @@ type ClientInterface interface {
 
 	// ListAppInstanceTasks What the external worker of the instance is to do, oldest first
 	//
-	// With `wait` it answers as soon as there is a task of the named state, at the latest when `wait` is over. A
-	// claimed task whose lease has ended is pending again.
+	// With `wait` it answers as soon as there is a task of the named state, at the latest when `wait` is over; with
+	// `state=pending` as soon as the first of them may be claimed. A claimed task whose lease has ended is pending
+	// again.
 	//
 	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/tasks (the `ListAppInstanceTasks` operationId).
 	ListAppInstanceTasks(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *ListAppInstanceTasksParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -5631,8 +5632,9 @@ func (c *Client) StopAppInstance(ctx context.Context, projectID ProjectID, appIn
 
 // ListAppInstanceTasks What the external worker of the instance is to do, oldest first
 //
-// With `wait` it answers as soon as there is a task of the named state, at the latest when `wait` is over. A
-// claimed task whose lease has ended is pending again.
+// With `wait` it answers as soon as there is a task of the named state, at the latest when `wait` is over; with
+// `state=pending` as soon as the first of them may be claimed. A claimed task whose lease has ended is pending
+// again.
 //
 // Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/tasks (the `ListAppInstanceTasks` operationId).
 func (c *Client) ListAppInstanceTasks(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *ListAppInstanceTasksParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -18084,8 +18086,9 @@ type ClientWithResponsesInterface interface {
 
 	// ListAppInstanceTasksWithResponse What the external worker of the instance is to do, oldest first
 	//
-	// With `wait` it answers as soon as there is a task of the named state, at the latest when `wait` is over. A
-	// claimed task whose lease has ended is pending again.
+	// With `wait` it answers as soon as there is a task of the named state, at the latest when `wait` is over; with
+	// `state=pending` as soon as the first of them may be claimed. A claimed task whose lease has ended is pending
+	// again.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -29933,8 +29936,9 @@ func (c *ClientWithResponses) StopAppInstanceWithResponse(ctx context.Context, p
 
 // ListAppInstanceTasksWithResponse What the external worker of the instance is to do, oldest first
 //
-// With `wait` it answers as soon as there is a task of the named state, at the latest when `wait` is over. A
-// claimed task whose lease has ended is pending again.
+// With `wait` it answers as soon as there is a task of the named state, at the latest when `wait` is over; with
+// `state=pending` as soon as the first of them may be claimed. A claimed task whose lease has ended is pending
+// again.
 //
 // Returns a wrapper object for the known response body format(s).
 //

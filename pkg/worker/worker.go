@@ -52,6 +52,9 @@ const (
 	maxDetail     = 2000
 	// codeFenced is the problem's code where another attempt holds the task.
 	codeFenced = "task_fenced"
+	// codeHeld and codeWaits are those of a task that cannot be claimed now.
+	codeHeld  = "task_held"
+	codeWaits = "task_waits"
 	// codeMemberBusy is the problem's code where a task is about the member.
 	codeMemberBusy = "member_busy"
 )
@@ -150,13 +153,22 @@ func (w *Worker) Run(ctx context.Context) error {
 		if err == nil || ctx.Err() != nil {
 			continue
 		}
-		w.failed(err)
+		if !isTurnOfAnother(err) {
+			w.failed(err)
+		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(retryPause):
 		}
 	}
 	return context.Cause(ctx)
+}
+
+// isTurnOfAnother reports whether a task could not be claimed because another worker has one of the instance, or
+// because it has failed just now.
+func isTurnOfAnother(err error) bool {
+	problem, is := errors.AsType[*client.Problem](err)
+	return is && (problem.Code == codeHeld || problem.Code == codeWaits)
 }
 
 func (w *Worker) failed(err error) {

@@ -160,6 +160,29 @@ func TestACancelledTaskEndsItsHandlerAndIsReported(t *testing.T) {
 	})
 }
 
+// Of two workers of an instance one waits: that is no error.
+func TestATaskThatAnotherWorkerHasIsClaimedLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeHub{heartbeat: client.Task{}}
+		codes := []client.ProblemCode{"task_held", "task_waits", "internal"}
+		patient := near(doer(func(r *http.Request) (*http.Response, error) {
+			if path.Base(r.URL.Path) == "claim" && len(codes) > 0 {
+				refusal := &client.Problem{Status: http.StatusConflict, Code: codes[0]}
+				codes = codes[1:]
+				return nil, refusal
+			}
+			w := httptest.NewRecorder()
+			f.ServeHTTP(w, r)
+			return w.Result(), nil
+		}), func(context.Context, worker.Task) error { return nil })
+		var errs []error
+		patient.OnError = func(err error) { errs = append(errs, err) }
+		require.NoError(t, patient.Run(t.Context()))
+		require.Equal(t, []string{"claim", "complete"}, f.calls)
+		require.Len(t, errs, 1, "%v", errs)
+	})
+}
+
 func TestALostTaskEndsItsHandlerAndIsNotReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeHub{}

@@ -162,6 +162,14 @@ func ClaimTask(ctx context.Context, tx db.Tx, i Instance, t Task, by principal.A
 	return move(ctx, tx, i, t, l, steps, nil, "claimed", now)
 }
 
+// MayClaim reports whether a worker may claim a pending task now: no earlier one of its instance is to be worked off
+// first, and it has not failed just now.
+func MayClaim(ctx context.Context, tx db.Tx, t Task, now time.Time) (bool, error) {
+	earlier, err := db.Value[bool](ctx, tx, `SELECT EXISTS (SELECT 1 FROM instance_tasks WHERE instance_id = $1 AND id < $2
+		AND ended_at IS NULL AND NOT (cancel_requested AND lease_expires_at <= $3))`, t.InstanceID, t.ID, now)
+	return !earlier && !now.Before(t.NotBefore), err
+}
+
 // held checks a call of the worker that holds a task; done says that it repeats one that has ended the task before.
 func (t Task) held(by principal.Actor, attempt int64, end lifecycle.TaskState) (done bool, err error) {
 	if by != t.HeldBy {

@@ -2,6 +2,7 @@ package query
 
 import (
 	"context"
+	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
@@ -21,3 +22,6 @@ func StatesTogether(ctx context.Context, d *db.DB, ids ...string) (found []bool,
 	}
 	return found, costs, errs
 }
+
+// PollEvery sets how soon waiting reads poll for the first time.
+func PollEvery(s *Service, d time.Duration) { s.pollInterval = d }
