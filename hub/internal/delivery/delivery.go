@@ -25,7 +25,7 @@ import (
 const (
 	// MaxTries of an event make it a dead letter.
 	MaxTries = 10
-	// disableAfter is how long nothing was delivered when a webhook is disabled.
+	// disableAfter is how long nothing was delivered when an event that fails in its last try disables a webhook.
 	disableAfter = 24 * time.Hour
 	// The pause after a failed try doubles from firstPause up to maxPause: ten tries take about half an hour.
 	firstPause = 5 * time.Second
@@ -257,14 +257,15 @@ func (s *sender) wait(ctx context.Context, d time.Duration) bool {
 func (s *sender) record(ctx context.Context, w webhook.Webhook, e event.Numbered, result outcome,
 ) (done bool, err error) {
 	now := s.Now()
-	end := result.ends(w, now)
+	last := w.Tries+1 >= MaxTries
+	end := result.ends(w, last, now)
 	return db.RunTx(ctx, s.DB, func(tx db.Tx) (bool, error) {
 		switch {
 		case result == outcome{}:
 			return true, webhook.Delivered(ctx, tx, s.id, e.Pos, now)
 		case end != "":
 			return false, s.disable(ctx, tx, end)
-		case w.Tries+1 < MaxTries:
+		case !last:
 			return false, webhook.Failed(ctx, tx, s.id, webhook.Failure{
 				Pos: e.Pos, Reason: result.failure, NextTryAt: now.Add(s.pauseAfter(w.Tries)), At: now,
 			})
@@ -335,7 +336,7 @@ func (s *sender) sendAgain(ctx context.Context, eventID string) (result outcome,
 		return outcome{failure: "the event is no longer kept, or the owner may not see it"}, "", nil
 	}
 	result = s.send(ctx, w, *e)
-	return result, result.ends(w, s.Now()), ctx.Err()
+	return result, result.ends(w, true, s.Now()), ctx.Err()
 }
 
 // disable stops the webhook.

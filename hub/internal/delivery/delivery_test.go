@@ -434,7 +434,7 @@ func TestAWebhookThatFailsForLongIsDisabledAndGoesOnWhereItStopped(t *testing.T)
 				if tries++; tries == 2 {
 					h.pass(disableAfter)
 				}
-				if tries < 3 {
+				if tries <= MaxTries {
 					w.WriteHeader(status)
 				}
 			})
@@ -449,7 +449,7 @@ func TestAWebhookThatFailsForLongIsDisabledAndGoesOnWhereItStopped(t *testing.T)
 			})
 			require.NoError(t, err)
 			require.Equal(t, "iam.webhook.disabled", types[len(types)-1].Type)
-			tries = 3
+			tries = MaxTries
 			for len(e.got) > 0 {
 				<-e.got
 			}

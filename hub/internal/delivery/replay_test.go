@@ -169,6 +169,22 @@ func TestAReplayThatIsTakenIsADelivery(t *testing.T) {
 	require.Equal(t, []string{"next", "next"}, e.subjects(2))
 }
 
+// Where little happens, the last failure may be days ago: the next event has all of its tries.
+func TestAnEventAfterAQuietTimeHasItsTries(t *testing.T) {
+	fails := true
+	h, e, id := withDeadLetter(t, func(w http.ResponseWriter, _ string) {
+		if fails {
+			fails = false
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+	})
+	h.pass(disableAfter)
+	h.happen("apps.environment.removed", "next")
+	w := h.until(id, func(w webhook.Webhook) bool { return w.Status == webhook.Disabled || w.DeliveredAt != nil })
+	require.Equal(t, webhook.Active, w.Status)
+	require.Equal(t, []string{"next", "next"}, e.subjects(2))
+}
+
 func TestAReplayThatIsAnswered410DisablesTheWebhook(t *testing.T) {
 	h, _, id := withDeadLetter(t, func(w http.ResponseWriter, _ string) { w.WriteHeader(http.StatusGone) })
 	h.replay(id)

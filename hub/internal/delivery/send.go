@@ -75,12 +75,12 @@ type outcome struct {
 	gone bool
 }
 
-// ends is why a try ends its webhook; empty where that goes on.
-func (o outcome) ends(w webhook.Webhook, now time.Time) webhook.Reason {
+// ends is why a try, which may be the last one of its event, ends its webhook; empty where that goes on.
+func (o outcome) ends(w webhook.Webhook, last bool, now time.Time) webhook.Reason {
 	switch {
 	case o.gone:
 		return webhook.Gone
-	case o.failure != "" && w.FailingSince != nil && now.Sub(*w.FailingSince) >= disableAfter:
+	case o.failure != "" && last && w.FailingSince != nil && now.Sub(*w.FailingSince) >= disableAfter:
 		return webhook.Failing
 	default:
 		return ""
