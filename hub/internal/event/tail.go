@@ -198,8 +198,12 @@ func onWire(events []Event) ([]Numbered, error) {
 	return out, nil
 }
 
-// Kept are the positions of the oldest and the newest event that are kept; 0 without any.
+// Kept are the positions of the oldest and the newest event that are kept. Without any, newest is the last position
+// that was given, and oldest the next one.
 func Kept(ctx context.Context, tx db.Tx) (oldest, newest int64, err error) {
-	err = tx.QueryRow(ctx, `SELECT COALESCE(min(pos), 0), COALESCE(max(pos), 0) FROM events`).Scan(&oldest, &newest)
+	err = tx.QueryRow(ctx, `
+		SELECT COALESCE((SELECT min(pos) FROM events), l.last_pos + 1), COALESCE((SELECT max(pos) FROM events), l.last_pos)
+		FROM (SELECT COALESCE(max(last_pos), 0) AS last_pos FROM event_sequencer WHERE name = 'events') l`).
+		Scan(&oldest, &newest)
 	return oldest, newest, err
 }
