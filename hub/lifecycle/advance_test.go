@@ -67,6 +67,14 @@ func TestALostMemberOfAnExternalWorkerEndsNothingWhileATaskIsAboutTheOthers(t *t
 	require.Equal(t, failedLost, next)
 }
 
+// What its only member serves is not known while that is recovered.
+func TestWhatAnExternalWorkerRecoversAsAWholeIsNotHealthy(t *testing.T) {
+	next, steps := AdvanceExternal(Lifecycle{Running, HealthUnhealthy, protocol.WorkloadStatus_CRASH_LOOP},
+		[]MemberState{starting, nodeLost, gone})
+	require.Equal(t, live(Running), next)
+	require.Empty(t, steps)
+}
+
 // Without its only controller a cluster is not healthy, whatever its workers are.
 func TestTheLossOfTheLastMemberOfAComponentDegrades(t *testing.T) {
 	running := Lifecycle{Running, HealthHealthy, 0}

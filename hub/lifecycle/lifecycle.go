@@ -364,6 +364,8 @@ func count(members []MemberState) counts {
 
 func (n counts) health() Health {
 	switch {
+	case n.total == 0:
+		return HealthUnknown
 	case n.ready == n.total:
 		return HealthHealthy
 	case n.serving > 0:
