@@ -1,6 +1,7 @@
 package runtime_test
 
 import (
+	"archive/tar"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -103,6 +104,32 @@ func TestAScratchDirectoryMayBeRun(t *testing.T) {
 	config, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/run/gpuaas/config.json", pid))
 	require.NoError(t, err)
 	require.Equal(t, "{}", string(config))
+}
+
+// Images of servers have the directories of their sockets and locks in /run, with the owners that these need.
+func TestAContainerHasWhatItsImageHasInRun(t *testing.T) {
+	eachWay(t, func(t *testing.T, f *fixture, _ string) {
+		image := f.registry.push("org/acme/"+f.word, withLayers(t, gzipLayer(t, tarOf(
+			t,
+			entry{Header: tar.Header{Name: "run/", Typeflag: tar.TypeDir, Mode: 0o755}},
+			entry{Header: tar.Header{Name: "run/server/", Typeflag: tar.TypeDir, Mode: 0o750, Uid: 1000, Gid: 100}},
+		))))
+		require.NoError(t, f.ensure(image))
+		spec := f.spec(image, "touch", "/run/server/socket")
+		spec.Service.User = "1000:100"
+		spec.Service.Config = &protocol.Config{Json: "{}"}
+		f.start(spec)
+		require.EqualValues(t, 0, f.wait(spec.ID, runtime.StateExited).ExitCode, "%s", f.log(spec.ID))
+	}, byMounts, byUnpacking)
+}
+
+// Many programs do without any other writable directory.
+func TestAReadOnlyRootLeavesRunWritable(t *testing.T) {
+	f := newFixture(t)
+	spec := f.spec(f.image(), "touch", "/run/lock")
+	spec.Service.ReadOnlyRoot = true
+	f.start(spec)
+	require.EqualValues(t, 0, f.wait(spec.ID, runtime.StateExited).ExitCode, "%s", f.log(spec.ID))
 }
 
 func TestContainerCannotTakeTheKernelsEntriesFor32Bits(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/containerd/containerd/v2/contrib/seccomp"
@@ -29,7 +28,7 @@ const (
 	defaultPids    = 1024
 	cpuPeriod      = 100_000 // microseconds, the kernel's default
 	minCPUQuota    = 1_000   // microseconds, the kernel's minimum
-	// runDir is the writable /run that many programs expect, runTmpfsBytes its size.
+	// runDir is the writable directory that many programs expect, runTmpfsBytes its size where the root is read-only.
 	runDir        = "/run"
 	runTmpfsBytes = 64 << 20
 	// workloadOOMScore makes the kernel kill a workload before the daemons; without it, workloads inherit their low score.
@@ -238,11 +237,15 @@ func mounts(in specInput) ([]specs.Mount, error) {
 		mountOf("mqueue", "/dev/mqueue", "nosuid,noexec,nodev"),
 		mountOf("sysfs", "/sys", "nosuid,noexec,nodev,ro"),
 		mountOf("cgroup", "/sys/fs/cgroup", "nosuid,noexec,nodev,relatime,ro"),
-		runMount(in),
+	}
+	if run, has := runMount(in); has {
+		all = append(all, run)
+	}
+	all = append(all,
 		bindFile("/etc/hosts", in.files.hosts),
 		bindFile("/etc/hostname", in.files.hostname),
 		bindFile("/etc/resolv.conf", in.files.resolvConf),
-	}
+	)
 	if svc.GetConfig() != nil {
 		// The directory, not the file: a file that is replaced by a rename would not be seen.
 		all = append(all, bindFile(configMount, in.files.configDir))
@@ -290,15 +293,17 @@ func mounts(in specInput) ([]specs.Mount, error) {
 	return append(all, deviceMounts(in.spec.Devices, in.files.devices)...), nil
 }
 
-// runMount is the file system in memory that each container has at /run, or the service's scratch directory of that
-// path. It comes before what the runtime mounts below it.
-func runMount(in specInput) specs.Mount {
+// runMount is the service's scratch directory at /run, or a file system in memory where it could not write there
+// otherwise. Any other container has what its image has in /run: many images make the directories of their sockets
+// there. It comes before what the runtime mounts below it.
+func runMount(in specInput) (run specs.Mount, has bool) {
 	for _, one := range in.spec.Service.GetScratch() {
 		if one.GetPath() == runDir {
-			return scratchMount(in.user, one)
+			return scratchMount(in.user, one), true
 		}
 	}
-	return mountOf("tmpfs", runDir, fmt.Sprintf("nosuid,nodev,mode=755,size=%d", runTmpfsBytes))
+	return mountOf("tmpfs", runDir, fmt.Sprintf("nosuid,nodev,mode=755,size=%d", runTmpfsBytes)),
+		in.spec.Service.GetReadOnlyRoot()
 }
 
 // scratchMount belongs to the service's user: where the image has this directory, runc gives the mount its mode.
@@ -430,69 +435,4 @@ func (s Spec) check(host hostSupport) error {
 func (s Spec) hostname() string {
 	name := strings.ToLower(s.Service.GetName()) + "-" + s.MemberID[:min(8, len(s.MemberID))]
 	return strings.Trim(regexp.MustCompile(`[^a-z0-9-]+`).ReplaceAllString(name, "-")[:min(63, len(name))], "-")
-}
-
-// The labels on a container, by which it is found again after any crash.
-const (
-	labelPrefix     = "gpuaas."
-	labelMember     = labelPrefix + "member"
-	labelInstance   = labelPrefix + "instance"
-	labelService    = labelPrefix + "service"
-	labelCopy       = labelPrefix + "copy"
-	labelRevision   = labelPrefix + "revision"
-	labelSpecDigest = labelPrefix + "spec-digest"
-	labelUserNS     = labelPrefix + "user-namespace"
-	labelStopSignal = labelPrefix + "stop-signal"
-	labelDiskBytes  = labelPrefix + "disk-bytes"
-	labelDependsOn  = labelPrefix + "depends-on"
-	// labelImageMounts names the images that the container has beside its own.
-	labelImageMounts = labelPrefix + "image-mounts"
-	labelStopGrace   = labelPrefix + "stop-grace"
-	labelRestart     = labelPrefix + "restart"
-	// labelEnvironment has the id of the environment that the container installs.
-	labelEnvironment = labelPrefix + "environment"
-)
-
-func (s Spec) labels(host hostSupport, uidMap specs.LinuxIDMapping, stopSignal string,
-	diskBytes int64,
-) map[string]string {
-	l := map[string]string{
-		labelMember:     s.MemberID,
-		labelInstance:   s.InstanceID,
-		labelService:    s.Service.GetName(),
-		labelRevision:   fmt.Sprint(s.Revision),
-		labelSpecDigest: s.SpecDigest,
-		labelDiskBytes:  strconv.FormatInt(diskBytes, 10),
-		labelUserNS:     "none",
-	}
-	if host.userNamespaces {
-		l[labelUserNS] = fmt.Sprintf("%d:%d", uidMap.HostID, uidMap.Size)
-	}
-	if s.Copy != "" {
-		l[labelCopy] = s.Copy
-	}
-	if stopSignal != "" {
-		l[labelStopSignal] = stopSignal
-	}
-	if seconds := s.Service.GetStopGraceSeconds(); seconds > 0 {
-		l[labelStopGrace] = strconv.FormatUint(uint64(seconds), 10)
-	}
-	if policy := s.Service.GetRestartPolicy(); policy != 0 {
-		l[labelRestart] = strconv.Itoa(int(policy))
-	}
-	if s.Environment != "" {
-		l[labelEnvironment] = s.Environment
-	}
-	if names := dependenciesOf(s.Service); len(names) > 0 {
-		l[labelDependsOn] = strings.Join(names, " ")
-	}
-	var mounted []string
-	for _, m := range s.Service.GetImageMounts() {
-		mounted = append(mounted, m.GetImage())
-	}
-	if len(mounted) > 0 {
-		l[labelImageMounts] = strings.Join(mounted, " ")
-	}
-	s.addClaims(l)
-	return l
 }
