@@ -169,6 +169,7 @@ func TestUserIsWhoTheManifestOrTheImageSays(t *testing.T) {
 			in := seen(t, f, spec)
 			require.Equal(t, want[:2], []any{in["uid"], in["gid"]}) //nolint:testifylint // the order is right
 			require.Equal(t, "ok", in["write_scratch"])
+			require.Equal(t, "ok", in["listen80"])
 			if who != "" {
 				require.Contains(t, in["status"], "CapEff:\t0000000000000000")
 				require.Contains(t, in["status"], "CapBnd:\t0000000000000000")

@@ -140,6 +140,8 @@ func buildSpec(in specInput) (*specs.Spec, error) {
 			Namespaces:    namespacesOf(in),
 			MaskedPaths:   maskedPaths(),
 			ReadonlyPaths: readonlyPaths(),
+			// As in Docker: a service of any user may listen on the port that its manifest names.
+			Sysctl: map[string]string{"net.ipv4.ip_unprivileged_port_start": "0"},
 		},
 	}
 	if in.host.resourceLimits {
