@@ -426,16 +426,33 @@ func (r *testRegistry) push(repository string, img v1.Image) string {
 	require.NoError(r.t, err)
 	digest, err := img.Digest()
 	require.NoError(r.t, err)
-	// Pushing needs no credentials, but go-containerregistry checks for existing layers first: let it in.
-	token := roundTripper(func(req *http.Request) (*http.Response, error) {
-		req = req.Clone(req.Context())
-		req.Header.Set("Authorization", "Bearer "+testToken)
-		return r.server.Client().Transport.RoundTrip(req)
-	})
-	require.NoError(r.t, remote.Write(ref, img, remote.WithTransport(token)))
+	require.NoError(r.t, remote.Write(ref, img, r.letIn()))
 	r.pulls.Store(0)
 	r.http2.Store(0)
 	return repository + "@" + digest.String()
+}
+
+// pushIndex stores an index of an image for a platform and returns <repository>@<digest>.
+func (r *testRegistry) pushIndex(repository string, img v1.Image, platform v1.Platform) string {
+	r.t.Helper()
+	index := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{
+		Add: img, Descriptor: v1.Descriptor{Platform: &platform},
+	})
+	ref, err := name.ParseReference(r.host + "/" + repository + ":latest")
+	require.NoError(r.t, err)
+	digest, err := index.Digest()
+	require.NoError(r.t, err)
+	require.NoError(r.t, remote.WriteIndex(ref, index, r.letIn()))
+	return repository + "@" + digest.String()
+}
+
+// letIn is for pushing, which needs no credentials, but go-containerregistry checks for existing layers first.
+func (r *testRegistry) letIn() remote.Option {
+	return remote.WithTransport(roundTripper(func(req *http.Request) (*http.Response, error) {
+		req = req.Clone(req.Context())
+		req.Header.Set("Authorization", "Bearer "+testToken)
+		return r.server.Client().Transport.RoundTrip(req)
+	}))
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)

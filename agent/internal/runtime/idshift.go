@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
 // idShift moves the owners of a layer's files to the ids of containers while the layer is unpacked.
@@ -26,8 +28,8 @@ const (
 func (s idShift) entry(h *tar.Header) error {
 	for _, id := range []*int{&h.Uid, &h.Gid} {
 		if s.size > 0 && (*id < 0 || *id >= int(s.size)) {
-			return fmt.Errorf("%w: %q has the owner %d:%d, and containers have ids below %d", errBadImage, h.Name, h.Uid,
-				h.Gid, s.size)
+			return fault.New(fault.Unprocessable, codeImagePullFailed, fmt.Sprintf("The image has a file of the user and group "+
+				"%d:%d; containers have ids below %d.", h.Uid, h.Gid, s.size), fmt.Errorf("the owner of %q", h.Name)).Permanent()
 		}
 	}
 	if s.base == 0 {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
+	goruntime "runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -90,6 +91,17 @@ func TestImageIsPulledOnceVerifiedAndKept(t *testing.T) {
 	require.True(t, has)
 	require.NoError(t, f.rt.RemoveUnusedImages(t.Context()))
 	require.Empty(t, f.snapshots())
+}
+
+// An image that was built on a machine of another kind is pushed easily, and waiting makes nothing of it.
+func TestAnImageOfOtherPlatformsIsRefusedByName(t *testing.T) {
+	f := newFixture(t)
+	own := v1.Platform{OS: "linux", Architecture: goruntime.GOARCH}
+	require.NoError(t, f.ensure(f.registry.pushIndex("org/acme/"+f.word, appImage(t), own)))
+	image := f.registry.pushIndex("org/acme/"+f.word, appImage(t), v1.Platform{OS: "linux", Architecture: "s390x"})
+	err := f.ensure(image)
+	require.True(t, fault.IsPermanent(err), "%v", err)
+	require.ErrorContains(t, err, "linux/"+goruntime.GOARCH)
 }
 
 func TestImageThatSomebodyRemovedIsNoticedAtTheNextStart(t *testing.T) {

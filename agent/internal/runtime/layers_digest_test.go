@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/v1/static"
@@ -81,4 +82,22 @@ func TestEachByteOfALayerIsChecked(t *testing.T) {
 	has, err := f.rt.HasImage(t.Context(), parsed(t, image))
 	require.NoError(t, err)
 	require.True(t, has)
+}
+
+// Its digest is right, so that the registry has nothing else to give, however often a node asks.
+func TestALayerThatIsNoArchiveIsRefusedForGood(t *testing.T) {
+	f := newFixture(t)
+	plain := tarOf(t, entry{Header: tar.Header{Name: "file", Mode: 0o644}, content: random(1 << 20)})
+	packed := gzipOf(t, plain)
+	broken := slices.Clone(packed)
+	broken[len(broken)-8] ^= 1 // of the checksum
+	for name, data := range map[string][]byte{
+		"no archive": []byte(strings.Repeat("text", 1000)), "cut": packed[:len(packed)/2], "cut archive": plain[:1<<19],
+		"wrong checksum": broken, "no zstd": append([]byte{0x28, 0xb5, 0x2f, 0xfd}, random(1000)...),
+	} {
+		layer := builtLayer{static.NewLayer(data, types.OCILayer), sumOf(t, plain)}
+		err := f.ensure(f.registry.push("org/acme/"+f.word, withLayers(t, layer)))
+		require.True(t, fault.IsPermanent(err), "%s: %v", name, err)
+		require.Empty(t, f.snapshots(), name)
+	}
 }

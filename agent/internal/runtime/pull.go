@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	remoteserrors "github.com/containerd/containerd/v2/core/remotes/errors"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 
@@ -184,6 +185,9 @@ func pullFault(ref ImageRef, err error) error {
 		status.StatusCode == http.StatusUnauthorized:
 		// The node's credentials are renewed from time to time.
 		return say(fault.Unavailable, codeImagePullFailed, "may not be pulled with this node's credentials.")
+	case strings.Contains(text, "no match for platform"):
+		return say(fault.Unprocessable, codeImagePullFailed, "has nothing for this machine's platform, "+
+			platforms.DefaultString()+".").Permanent()
 	case errors.Is(err, errNotInRegistry):
 		return say(fault.NotFound, codeImagePullFailed, "is not in the registry.").Permanent()
 	case errdefs.IsNotFound(err):

@@ -184,6 +184,7 @@ func TestImageWithAnOwnerBeyondTheContainersIDsIsRefused(t *testing.T) {
 			err := f.ensure(f.registry.push("org/acme/"+f.word, withLayers(t, gzipLayer(t, tarOf(t, entry{Header: h})))))
 			require.True(t, fault.Is(err, fault.Unprocessable), err)
 			require.True(t, fault.IsPermanent(err))
+			require.Contains(t, fault.As(err).Public, fmt.Sprintf("%d:%d; containers have ids below 65536", h.Uid, h.Gid))
 			require.Empty(t, f.snapshots())
 		}
 	}, byMounts, byUnpacking)

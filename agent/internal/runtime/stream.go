@@ -19,6 +19,7 @@ import (
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -57,6 +58,9 @@ func (u *unpacking) apply(ctx context.Context, l *imageLayer) error {
 	}
 	if sum.Digest() != l.desc.Digest {
 		return fmt.Errorf("%w: %s instead of %s", errWrongContent, sum.Digest(), l.desc.Digest)
+	}
+	if _, ofThisMachine := errors.AsType[unix.Errno](err); err != nil && !ofThisMachine {
+		return fmt.Errorf("%w: %w", errBadImage, err)
 	}
 	return err
 }
