@@ -257,17 +257,19 @@ func child(n *yaml.Node, step string) (key, value *yaml.Node) {
 	case yaml.AliasNode:
 		return child(n.Alias, step)
 	case yaml.MappingNode:
-		var merged *yaml.Node
+		var merged []*yaml.Node
 		for i := 0; i+1 < len(n.Content); i += 2 {
 			switch n.Content[i].Value {
 			case step:
 				return n.Content[i], n.Content[i+1]
 			case "<<":
-				merged = n.Content[i+1]
+				merged = mergedIn(n.Content[i+1])
 			}
 		}
-		if merged != nil {
-			return child(merged, step)
+		for _, m := range merged {
+			if key, value = child(m, step); value != nil {
+				return key, value
+			}
 		}
 	case yaml.SequenceNode:
 		if i, err := strconv.Atoi(step); err == nil && i < len(n.Content) {
@@ -283,6 +285,14 @@ func child(n *yaml.Node, step string) (key, value *yaml.Node) {
 	return nil, nil
 }
 
+// mergedIn are what a merge key names; the first that has a key counts.
+func mergedIn(value *yaml.Node) []*yaml.Node {
+	if value.Kind == yaml.SequenceNode {
+		return value.Content
+	}
+	return []*yaml.Node{value}
+}
+
 func (d document) line(path ...string) int {
 	_, line, _ := d.find(path...)
 	return line
@@ -296,15 +306,31 @@ func (d document) value(path ...string) string {
 	return ""
 }
 
-// keys are those of the mapping at a path, in the order of the file.
-func (d document) keys(path ...string) (names []string) {
+// keys are those of the mapping at a path, and those that are merged into it, in the order of the file.
+func (d document) keys(path ...string) []string {
 	n, _, found := d.find(path...)
-	if !found || n.Kind != yaml.MappingNode {
+	if !found {
 		return nil
 	}
-	for i := 0; i < len(n.Content); i += 2 {
-		if key := n.Content[i].Value; key != "<<" && !strings.HasPrefix(key, "x-") {
-			names = append(names, key)
+	return appendKeys(nil, n)
+}
+
+func appendKeys(names []string, n *yaml.Node) []string {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	if n.Kind != yaml.MappingNode {
+		return names
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if key := n.Content[i].Value; key != "<<" {
+			if !slices.Contains(names, key) {
+				names = append(names, key)
+			}
+			continue
+		}
+		for _, m := range mergedIn(n.Content[i+1]) {
+			names = appendKeys(names, m)
 		}
 	}
 	return names
