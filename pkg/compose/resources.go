@@ -5,6 +5,7 @@ import (
 	"iter"
 	"maps"
 	"math"
+	"slices"
 	"strconv"
 
 	"github.com/compose-spec/compose-go/v2/types"
@@ -87,9 +88,9 @@ func bounds(least, limit uint64, otherwise sizes, main bool) manifest.Range {
 func (c *converter) accelerators(name string, s types.ServiceConfig, reserved types.Resource,
 	main bool,
 ) manifest.Range {
-	at, devices := []string{"services", name, "gpus"}, s.Gpus
-	if len(devices) == 0 {
-		at, devices = []string{"services", name, "deploy", "resources", "reservations", "devices"}, reserved.Devices
+	at, devices := []string{"services", name, "gpus"}, slices.Concat(s.Gpus, reserved.Devices)
+	if len(s.Gpus) == 0 {
+		at = []string{"services", name, "deploy", "resources", "reservations", "devices"}
 	}
 	switch {
 	case len(devices) == 0:
