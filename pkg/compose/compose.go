@@ -19,6 +19,9 @@ import (
 // MaxFileBytes is the size of a Compose file.
 const MaxFileBytes = 256 << 10
 
+// maxReadinessTimeoutSeconds is the most that a manifest may say.
+const maxReadinessTimeoutSeconds = 7200
+
 // Options are what a Compose file does not say.
 type Options struct {
 	// Slug is the app's; empty: the file's name.
@@ -163,8 +166,19 @@ func (c *converter) manifest() manifest.Manifest {
 			m.Version.Compatibility.MinGPUCount = int(n)
 		}
 		p.Services = append(p.Services, s)
+		p.ReadinessTimeoutSeconds = max(p.ReadinessTimeoutSeconds, secondsToBeReady(s.Liveness))
+	}
+	if p.ReadinessTimeoutSeconds <= manifest.DefaultReadinessTimeoutSeconds {
+		p.ReadinessTimeoutSeconds = 0
 	}
 	return m
+}
+
+// secondsToBeReady is how long a container of Compose may be unready before it is unhealthy.
+func secondsToBeReady(p manifest.Probe) uint32 {
+	each := uint64(p.PeriodMillis) + uint64(p.TimeoutMillis)
+	millis := uint64(p.StartPeriodMillis) + uint64(p.FailureThreshold)*each
+	return uint32(min((millis+999)/1000, maxReadinessTimeoutSeconds))
 }
 
 // mainService is the one that was named, or the only one that publishes a port.

@@ -21,8 +21,7 @@ func (c *converter) service(name string, main bool) manifest.Service {
 	out.Aliases = c.aliases(name, s)
 	out.DependsOn = c.dependsOn(name, s)
 	out.Restart = c.restart(name, s, main)
-	c.refuseEmptied(name, s)
-	out.Command, out.Args = arguments(s.Entrypoint), arguments(s.Command)
+	out.Command, out.Args = c.command(name, s)
 	out.Env = c.environment(name, s)
 	out.Ports = c.ports(name, s)
 	out.Resources = c.resources(name, s, main)
@@ -117,19 +116,23 @@ func (c *converter) restart(name string, s types.ServiceConfig, main bool) strin
 	return ""
 }
 
-// refuseEmptied refuses what takes the entry point or the arguments of the image away: without any in the manifest, a
-// service has those of its image.
-func (c *converter) refuseEmptied(name string, s types.ServiceConfig) {
+// command returns the command and the arguments of a service. Without any in the manifest, a service has those of its
+// image: command refuses what takes them away, but for an entry point in whose place the command stands.
+func (c *converter) command(name string, s types.ServiceConfig) (command, args []manifest.Argument) {
 	refuse := func(key string) {
 		c.refuse("is empty; a service has the "+key+" of its image, or another one", "leave it out, or write one",
 			"services", name, key)
 	}
-	if s.Entrypoint != nil && len(s.Entrypoint) == 0 {
+	emptied := s.Entrypoint != nil && strings.Join(s.Entrypoint, "") == "" // [""] is Docker's form
+	switch {
+	case emptied && len(s.Command) > 0:
+		return arguments(s.Command), nil
+	case emptied:
 		refuse("entrypoint")
-	}
-	if s.Command != nil && len(s.Command) == 0 && len(s.Entrypoint) == 0 {
+	case s.Command != nil && len(s.Command) == 0 && len(s.Entrypoint) == 0:
 		refuse("command")
 	}
+	return arguments(s.Entrypoint), arguments(s.Command)
 }
 
 func arguments(list []string) []manifest.Argument {
@@ -178,11 +181,16 @@ func (c *converter) ports(name string, s types.ServiceConfig) []manifest.Port {
 
 // probes turns a health check into readiness, which others wait for, and liveness.
 func (c *converter) probes(name string, s types.ServiceConfig) (readiness, liveness manifest.Probe) {
-	h := s.HealthCheck
-	if h == nil || h.Disable || len(h.Test) == 0 || h.Test[0] == "NONE" {
+	h, at := s.HealthCheck, []string{"services", name, "healthcheck"}
+	switch {
+	case h == nil || h.Disable:
+		return readiness, liveness
+	case len(h.Test) == 0:
+		c.refuse("has no test; that of the image is not used", "write it", at...)
+		return readiness, liveness
+	case h.Test[0] == "NONE":
 		return readiness, liveness
 	}
-	at := []string{"services", name, "healthcheck"}
 	liveness = manifest.Probe{
 		Kind:              "exec",
 		PeriodMillis:      c.millis(h.Interval, 30*time.Second, append(at, "interval")...),
@@ -202,16 +210,16 @@ func (c *converter) probes(name string, s types.ServiceConfig) (readiness, liven
 		liveness.FailureThreshold = uint32(min(*h.Retries, math.MaxUint32))
 	}
 	readiness = liveness
-	if h.StartInterval != nil {
+	if h.StartInterval != nil && *h.StartInterval > 0 {
 		readiness.PeriodMillis = c.millis(h.StartInterval, 0, append(at, "start_interval")...)
 	}
 	return readiness, liveness
 }
 
-// millis is a duration that a probe can have; an absent one is otherwise.
+// millis is a duration that a probe can have; one that is absent, or zero, is otherwise.
 func (c *converter) millis(d *types.Duration, otherwise time.Duration, path ...string) uint32 {
 	value := otherwise
-	if d != nil {
+	if d != nil && *d != 0 {
 		value = time.Duration(*d)
 	}
 	if value < 0 || value > time.Hour {
