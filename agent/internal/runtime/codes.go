@@ -9,7 +9,7 @@ import (
 const (
 	// codeApparmorUnavailable: the AppArmor profile of containers cannot be loaded.
 	codeApparmorUnavailable fault.Code = "apparmor_unavailable"
-	// codeBadCommand: the image does not hold the command.
+	// codeBadCommand: the image does not hold the command, or the service's user may not run it.
 	codeBadCommand fault.Code = "bad_command"
 	// codeBadConfiguration: the configuration of the runtime is not valid.
 	codeBadConfiguration fault.Code = "bad_configuration"

@@ -336,7 +336,8 @@ func startFault(err error) error {
 	text := err.Error()
 	switch {
 	case isBadCommand(text):
-		return fault.New(fault.Unprocessable, codeBadCommand, "The command is not in the image.", err).Permanent()
+		return fault.New(fault.Unprocessable, codeBadCommand, "The command is not in the image, or the service's user may "+
+			"not execute it.", err).Permanent()
 	case strings.Contains(text, "no space left on device"):
 		return fault.New(fault.Unavailable, fault.CodeDiskFull, "The node's disk is full: free space where containerd "+
 			"keeps its data.", err)
@@ -344,11 +345,11 @@ func startFault(err error) error {
 	return fault.New(fault.Unavailable, codeStartFailed, "The container could not be started.", err)
 }
 
-// isBadCommand reports whether runc, which itself ran, has not found the command in the container.
+// isBadCommand reports whether runc, which itself ran, could not run the command in the container.
 func isBadCommand(text string) bool {
 	_, why, ofRunc := strings.Cut(text, "unable to start container process: ")
-	return ofRunc && strings.Contains(why, `exec: "`) &&
-		(strings.Contains(why, "executable file not found") || strings.Contains(why, "no such file or directory"))
+	return ofRunc && strings.Contains(why, `exec: "`) && (strings.Contains(why, "executable file not found") ||
+		strings.Contains(why, "no such file or directory") || strings.Contains(why, "permission denied"))
 }
 
 // List returns every container in the agent's containerd namespace, ordered by id. It fails where containerd does not

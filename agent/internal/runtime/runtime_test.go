@@ -238,6 +238,8 @@ func TestFailedStartSaysWhyAndLeavesNothing(t *testing.T) {
 		want   string
 	}{
 		"no such command": {func(s *runtime.Spec) { s.Service.Command = []string{"/nothing"} }, "bad_command"},
+		"no program":      {func(s *runtime.Spec) { s.Service.Command = []string{"/etc/hosts"} }, "bad_command"},
+		"a directory":     {func(s *runtime.Spec) { s.Service.Command = []string{"/home"} }, "bad_command"},
 		"no such image":   {func(s *runtime.Spec) { s.Service.Image = "org/acme/none@sha256:" + zeros }, "image_missing"},
 		"no network":      {func(s *runtime.Spec) { s.NetNSPath = "/nowhere" }, "start_failed"},
 		"accelerators": {
