@@ -32,7 +32,10 @@ func cpuMillis(cores types.NanoCPUs) uint64 {
 	if math.IsNaN(millis) || millis > math.MaxUint32 {
 		return math.MaxUint32 // more than any manifest may have
 	}
-	return uint64(max(millis, 0))
+	if millis > 0 {
+		return uint64(max(millis, manifest.MinCPUMillis))
+	}
+	return 0
 }
 
 // resources takes the limits of a service as its default and most, and the reservations as the least that a tenant may

@@ -16,6 +16,9 @@ const (
 	MaxAccelerators = 64
 	// MaxFields is how many bad fields one fault names; the rest is left out.
 	MaxFields = 32
+	// MinCPUMillis is the least that the kernel gives, MinMemoryMiB what it takes to start a container.
+	MinCPUMillis = 10
+	MinMemoryMiB = 8
 )
 
 // ServiceName is the name of the one service of a launchable_oci app.

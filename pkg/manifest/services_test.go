@@ -241,7 +241,16 @@ func badContents() map[string]badServices {
 		"a file among parameters": {
 			"/etc/server.conf", "/run/gpuaas-parameters/x", "/services/0/files/0/path", "platform's own",
 		},
-		"a file of the node":    {"/etc/server.conf", "/etc/hosts", "/services/0/files/0/path", "platform's own"},
+		"a file of the node": {"/etc/server.conf", "/etc/hosts", "/services/0/files/0/path", "platform's own"},
+		"scratch over a file of the node": {
+			"{path: /tmp,", "{path: /etc/resolv.conf,", "/services/0/scratch/0/path", "platform's own",
+		},
+		"less CPU than the kernel gives": {
+			"cpu_millis: {min: 250,", "cpu_millis: {min: 9,", "/services/0/resources/cpu_millis/min", "at least 10",
+		},
+		"less memory than a container needs": {
+			"memory_mib: {min: 256,", "memory_mib: {min: 7,", "/services/0/resources/memory_mib/min", "at least 8",
+		},
 		"a file path with dots": {"/etc/server.conf", "/etc/../x", "/services/0/files/0/path", "clean absolute"},
 		"a file in scratch":     {"/etc/server.conf", "/tmp/x", "/services/0/files/0/path", "scratch"},
 		"a set-user-id file":    {`mode: "0440"`, `mode: "4755"`, "/services/0/files/0/mode", "must match"},

@@ -174,6 +174,8 @@ func (s ServiceProfile) check(f *findings, at, appSlug string) {
 	s.checkVariants(f, at, appSlug)
 	checkRange(f, at+"/resources/cpu_millis", s.Resources.CPUMillis)
 	checkRange(f, at+"/resources/memory_mib", s.Resources.MemoryMiB)
+	checkLeast(f, at+"/resources/cpu_millis/min", s.Resources.CPUMillis.Min, MinCPUMillis)
+	checkLeast(f, at+"/resources/memory_mib/min", s.Resources.MemoryMiB.Min, MinMemoryMiB)
 	checkRange(f, at+"/resources/disk_mib", s.Resources.DiskMiB.Range)
 	checkRange(f, at+"/resources/shm_mib", s.Resources.ShmMiB)
 	// tmpfs pages count against the container's memory.
@@ -213,6 +215,12 @@ func checkRange(f *findings, at string, r Range) {
 	}
 }
 
+func checkLeast(f *findings, at string, value, least uint64) {
+	if value < least {
+		f.add(at, "must be at least "+strconv.FormatUint(least, 10))
+	}
+}
+
 func checkProbe(f *findings, at string, p Probe, ports map[string]bool) {
 	needsPort := p.Kind == "http" || p.Kind == "tcp"
 	switch {
@@ -238,7 +246,8 @@ func InKernelFiles(name string) bool {
 }
 
 func isPlatforms(name string) bool {
-	return InKernelFiles(name) || isBelow(name, "/run/gpuaas") || isBelow(name, "/run/gpuaas-parameters")
+	own := []string{"/run/gpuaas", "/run/gpuaas-parameters", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"}
+	return InKernelFiles(name) || slices.ContainsFunc(own, func(dir string) bool { return isBelow(name, dir) })
 }
 
 // isBelow says that a path is another one, or lies below it.

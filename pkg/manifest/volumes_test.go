@@ -94,7 +94,7 @@ func TestVolumesThatTheVersionDoesNotHaveAreRefused(t *testing.T) {
 func TestManifestThatMisplacesVolumesIsRefused(t *testing.T) {
 	for why, text := range map[string]string{
 		"must be at least 16":    "{name: data, path: /data, size_mib: {min: 1, default: 64, max: 1024}}",
-		"platform's own":         "{name: data, path: /proc/self, size_mib: 64}",
+		"platform's own":         "{name: data, path: /etc/hosts, size_mib: 64}",
 		"neither /etc":           "{name: data, path: /etc, size_mib: 64}",
 		"belongs to volumes of":  "{name: data, path: /data, size_mib: 64, scope: project, snapshot_on_upgrade: true}",
 		"min ≤ default":          "{name: data, path: /data, size_mib: {min: 64, default: 16, max: 128}}",

@@ -24,10 +24,10 @@ const (
 	maxScratches   = 16
 	maxEnv         = 256
 	maxEnvBytes    = 256 << 10
-	minMemoryBytes = 8 << 20 // below that runc itself does not come up
+	minMemoryBytes = manifest.MinMemoryMiB << 20
 	defaultPids    = 1024
 	cpuPeriod      = 100_000 // microseconds, the kernel's default
-	minCPUQuota    = 1_000   // microseconds, the kernel's minimum
+	minCPUQuota    = manifest.MinCPUMillis * cpuPeriod / 1000
 	// runDir is the writable directory that many programs expect, runTmpfsBytes its size where the root is read-only.
 	runDir        = "/run"
 	runTmpfsBytes = 64 << 20
