@@ -47,6 +47,9 @@ func (p Program) Main() int {
 func (p Program) Execute(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	p.Root.SilenceUsage, p.Root.SilenceErrors, p.Root.Version = true, true, Version()
 	p.Root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		if err := p.checkEnvironment(os.Environ()); err != nil {
+			return err
+		}
 		return p.fromEnvironment(cmd.Flags(), os.LookupEnv)
 	}
 	p.Root.SetFlagErrorFunc(flaghint.Error)
@@ -65,11 +68,39 @@ func (p Program) withDefault(args []string) []string {
 	return append([]string{p.Default}, args...)
 }
 
+// variable is the environment variable of a flag.
+func (p Program) variable(f *pflag.Flag) string {
+	return p.EnvPrefix + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+}
+
+// checkEnvironment refuses a variable with the program's prefix that belongs to no flag: a misspelt one would leave its
+// flag at the default. Commands share a file of variables, so that a flag of any command counts.
+func (p Program) checkEnvironment(environ []string) error {
+	known := map[string]bool{}
+	var add func(*cobra.Command)
+	add = func(cmd *cobra.Command) {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { known[p.variable(f)] = true })
+		for _, c := range cmd.Commands() {
+			add(c)
+		}
+	}
+	add(p.Root)
+	for _, entry := range environ {
+		name, _, _ := strings.Cut(entry, "=")
+		if strings.HasPrefix(name, p.EnvPrefix) && !known[name] {
+			return fault.New(fault.Malformed, codeEnvironmentInvalid, fmt.Sprintf("The environment variable %s belongs to no "+
+				"flag of %s: correct its name (`%s %s --help` lists the flags), or remove it.", name, p.Root.Name(),
+				p.Root.Name(), p.Default), nil)
+		}
+	}
+	return nil
+}
+
 // fromEnvironment sets the flags that were not given on the command line.
 func (p Program) fromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	var failed error
 	flags.VisitAll(func(f *pflag.Flag) {
-		name := p.EnvPrefix + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+		name := p.variable(f)
 		value, given := lookup(name)
 		if !given || f.Changed || failed != nil {
 			return

@@ -43,6 +43,21 @@ func TestEveryFlagCanComeFromTheEnvironmentAndTheCommandLineWins(t *testing.T) {
 	require.NotContains(t, fault.As(err).Public, "soon")
 }
 
+func TestAVariableOfNoFlagIsRefused(t *testing.T) {
+	p := program(&given{})
+	p.Root.AddCommand(&cobra.Command{Use: "backup", RunE: func(*cobra.Command, []string) error { return nil }})
+	t.Setenv("THING_TLS_NAME", "a.example") // of serve alone
+	var out strings.Builder
+	require.NoError(t, p.Execute(t.Context(), []string{"backup"}, &out, &out))
+
+	t.Setenv("THING_DATA_DRI", "/srv/secret")
+	for _, args := range [][]string{nil, {"backup"}} {
+		err := p.Execute(t.Context(), args, &out, &out)
+		require.Contains(t, fault.As(err).Public, "THING_DATA_DRI")
+		require.NotContains(t, fault.As(err).Public, "secret")
+	}
+}
+
 func TestFlagsWithoutACommandMeanTheDefault(t *testing.T) {
 	p := program(&given{})
 	require.Equal(t, []string{"serve"}, p.withDefault(nil))
