@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -22,6 +23,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/volume"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/policy"
+	"github.com/gpuaas/gpuaas/pkg/daemon"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/telemetry"
 )
@@ -32,6 +34,9 @@ const (
 	defaultSocket  = defaultRunDir + "/agent.sock"
 	// runDirMode lets containers in user namespaces walk to the files that are bound into them.
 	runDirMode = 0o711
+
+	shortestInterval = 100 * time.Millisecond
+	longestInterval  = time.Hour
 )
 
 // config is what flags and environment say. The flags of a room are fields of the room's own configuration.
@@ -97,15 +102,7 @@ func (c *config) runFlags(f *pflag.FlagSet) {
 	c.enrollmentFlags(f)
 	f.StringVar(&c.uplink.SessionAddr, "session-addr", "", "host:port (UDP) of the hub's sessions (default: what the hub "+
 		"said at enrollment)")
-	f.DurationVar(&c.reconcile.MeteringInterval, "metering-interval", agent.DefaultMeteringInterval,
-		"how often usage is measured and made durable; a power cut loses at most this much, in the tenant's favour")
-	f.DurationVar(&c.reconcile.UsageInterval, "usage-interval", meter.DefaultCutEvery, "longest time in one usage record")
-	f.DurationVar(&c.uplink.ReportInterval, "report-interval", hubsession.DefaultReportInterval,
-		"how often the node reports when nothing changes")
-	f.DurationVar(&c.uplink.DialRetryMax, "dial-retry-max", hubsession.DefaultDialRetryMax,
-		"longest pause before a hub that does not answer is dialled again, 500ms or more")
-	f.DurationVar(&c.reconcile.Resync, "resync", agent.DefaultResync, "how often the agent checks everything again "+
-		"without a cause")
+	c.intervalFlags(f)
 	f.Uint32Var(&c.containerDiskMiB, "container-disk-mib", runtime.DefaultDiskBytes>>20,
 		"what a container may write to its own file system where its manifest does not say (resources.disk_mib), in MiB; "+
 			"one that writes more ends with disk_limit")
@@ -125,6 +122,22 @@ func (c *config) runFlags(f *pflag.FlagSet) {
 		"the machine's accelerators are found")
 	f.BoolVar(&c.reconcile.AllowUnbilled, "allow-run-unbilled", false, "let workloads whose lease says so go on without "+
 		"pay when it ends")
+}
+
+// intervalFlags have bounds: a wrong unit would keep the disk busy, or leave usage unmeasured for hours.
+func (c *config) intervalFlags(f *pflag.FlagSet) {
+	daemon.DurationVar(f, &c.reconcile.MeteringInterval, "metering-interval", agent.DefaultMeteringInterval,
+		shortestInterval, longestInterval, "how often usage is measured and made durable, 100ms to 1h; a power cut loses at "+
+			"most this much, in the tenant's favour")
+	daemon.DurationVar(f, &c.reconcile.UsageInterval, "usage-interval", meter.DefaultCutEvery, shortestInterval,
+		longestInterval, "longest time in one usage record, 100ms to 1h")
+	daemon.DurationVar(f, &c.uplink.ReportInterval, "report-interval", hubsession.DefaultReportInterval, shortestInterval,
+		longestInterval, "how often the node reports when nothing changes, 100ms to 1h")
+	daemon.DurationVar(f, &c.uplink.DialRetryMax, "dial-retry-max", hubsession.DefaultDialRetryMax,
+		hubsession.DialRetryMin, longestInterval, "longest pause before a hub that does not answer is dialled again, 500ms "+
+			"to 1h")
+	daemon.DurationVar(f, &c.reconcile.Resync, "resync", agent.DefaultResync, shortestInterval, longestInterval,
+		"how often the agent checks everything again without a cause, 100ms to 1h")
 }
 
 func (c *config) socket() string {

@@ -55,14 +55,8 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		{"--port-range", []string{"run", "--port-range", "29999-20000"}},
 		{"--local-socket-mode", []string{"run", "--local-socket-mode", "0666"}},
 		{"--log-level", []string{"run", "--log-level", "loud"}},
-		{"--output", []string{"workloads", "-o", "xml", "--local-socket", "/nonexistent"}},
 	} {
 		_, err := execute(t, append(c.args, directories(t)[:4]...)...)
-		if c.args[0] == "workloads" {
-			_, err = execute(t, c.args...)
-			require.EqualValues(t, "agent_away", fault.As(err).Code)
-			continue
-		}
 		require.ErrorContains(t, err, c.says)
 	}
 }
@@ -74,6 +68,17 @@ func TestEnvironmentSetsWhatTheCommandLineDoesNot(t *testing.T) {
 	t.Setenv("GPUAAS_AGENT_METERING_INTERVAL", "often")
 	_, err = execute(t, append([]string{"run"}, directories(t)...)...)
 	require.ErrorContains(t, err, "GPUAAS_AGENT_METERING_INTERVAL")
+}
+
+func TestAnIntervalWithAWrongUnitIsRefused(t *testing.T) {
+	for _, flag := range []string{
+		"--metering-interval", "--usage-interval", "--report-interval", "--dial-retry-max", "--resync",
+	} {
+		for _, value := range []string{"0s", "-10s", "10ms", "240h"} {
+			_, err := execute(t, append([]string{"run", flag, value}, directories(t)...)...)
+			require.ErrorContains(t, err, flag+`" flag: must be between`)
+		}
+	}
 }
 
 func TestNoChildOutlivesAStartThatFails(t *testing.T) {

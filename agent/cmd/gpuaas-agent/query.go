@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/gpuaas/agent/internal/local"
+	"github.com/gpuaas/gpuaas/pkg/daemon"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -43,23 +44,20 @@ func (q *query) command(use, short string, do func(ctx context.Context, c *local
 		},
 	}
 	cmd.Flags().StringVar(&q.socket, "local-socket", defaultSocket, "Unix socket of the running agent")
-	cmd.Flags().StringVarP(&q.output, "output", "o", "table", "table or json")
+	daemon.ChoiceVarP(cmd.Flags(), &q.output, "output", "o", "table", []string{"table", "json"}, "table or json")
 	return cmd
 }
 
 // show prints value as JSON, or as the table that rows makes.
 func (q *query) show(out io.Writer, value any, rows func(w io.Writer)) error {
-	switch q.output {
-	case "json":
+	if q.output == "json" {
 		enc := json.NewEncoder(out)
 		enc.SetIndent("", "  ")
 		return enc.Encode(value)
-	case "table":
-		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-		rows(w)
-		return w.Flush()
 	}
-	return fault.New(fault.Malformed, fault.CodeFlagInvalid, "--output must be table or json.", nil)
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	rows(w)
+	return w.Flush()
 }
 
 func newStatus() *cobra.Command {

@@ -129,8 +129,15 @@ func TestStatusSaysWhatIsWrongWithTheNode(t *testing.T) {
 	var read local.Status
 	require.NoError(t, json.Unmarshal([]byte(out), &read))
 	require.Equal(t, status, read)
-	_, err = r.execute(t, "status", "-o", "yaml")
-	require.ErrorContains(t, err, "--output must be table or json")
+}
+
+func TestAnUnknownOutputChangesNothing(t *testing.T) {
+	r := startAnswering(t, map[string]any{"POST /v1/images/pin": ""})
+	for _, args := range [][]string{{"status"}, {"pin-image", "example.test/app"}, {"release-accelerator", "GPU-1"}} {
+		_, err := r.execute(t, append(args, "-o", "yaml")...)
+		require.ErrorContains(t, err, `--output" flag: must be table or json`)
+	}
+	require.Empty(t, r.asked())
 }
 
 func TestWorkloadsAreListedWithTheirServices(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -199,11 +198,8 @@ func restore(ctx context.Context, c config, f restoreFlags, path string,
 	}
 	epoch := trust.EpochOptions{Root: trust.RootKeys{Files: f.rootKeyFiles}, Now: time.Now(), BundleTTL: f.lifetime}
 	if !f.keepEpoch {
-		if f.keyDir == "" {
-			f.keyDir = strings.TrimRight(c.dataDir, "/") + "-keys"
-		}
 		if len(epoch.Root.Files) == 0 {
-			epoch.Root.Files = []string{filepath.Join(f.keyDir, trust.RootKeyFile)}
+			epoch.Root.Files = []string{filepath.Join(offlineDir(f.keyDir, c.dataDir), trust.RootKeyFile)}
 		}
 		if epoch.Root.Passphrases, err = readPassphrases(epoch.Root.Files, f.rootPassphraseFiles); err != nil {
 			return backup.Header{}, bundle, err

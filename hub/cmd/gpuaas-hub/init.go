@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/pkg/daemon"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -50,14 +52,12 @@ no publisher can be added.`,
 	bundleLifetimeFlag(cmd, &f.BundleTTL)
 	cmd.Flags().StringVar(&f.TrustDomain, "trust-domain", "gpuaas.internal", "name of the mesh in all certificates; it "+
 		"never changes")
-	cmd.Flags().StringVarP(&f.output, "output", "o", "text", "text or json")
+	daemon.ChoiceVarP(cmd.Flags(), &f.output, "output", "o", "text", []string{"text", outputJSON}, "text or json")
 	return cmd
 }
 
 func (f *initFlags) run(out io.Writer) (err error) {
-	if f.OfflineDir == "" {
-		f.OfflineDir = strings.TrimRight(f.DataDir, "/") + "-keys"
-	}
+	f.OfflineDir = offlineDir(f.OfflineDir, f.DataDir)
 	if f.Passphrase, err = f.guard.read(func() (string, error) { return readPassphrase("", true) }); err != nil {
 		return err
 	}
@@ -91,6 +91,11 @@ func (f *initFlags) run(out io.Writer) (err error) {
 Start the hub:  gpuaas-hub serve --data-dir %s
 `, result.RootFingerprint, f.OfflineDir, result.CAFile, f.DataDir)
 	return err
+}
+
+// offlineDir is the directory of the offline keys: beside the data directory where no flag names another.
+func offlineDir(keyDir, dataDir string) string {
+	return cmp.Or(keyDir, strings.TrimRight(dataDir, "/")+"-keys")
 }
 
 // readPassphrase reads the first line of the file, or asks. repeat asks twice, for a new passphrase.

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/pkg/daemon"
 	"github.com/gpuaas/gpuaas/pkg/durable"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -99,7 +100,7 @@ nothing that runs is stopped.`,
 			if err != nil {
 				return err
 			}
-			catalog := filepath.Join(f.keyDir, trust.CatalogKeyFile)
+			catalog := filepath.Join(f.offlineDir(), trust.CatalogKeyFile)
 			if done, err := finishCatalogKey(f.dataDir, keyID, catalog, root.Passphrases); done || err != nil {
 				return err
 			}
@@ -211,7 +212,7 @@ func newTrustShow() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "directory of the hub's data")
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	daemon.ChoiceVarP(cmd.Flags(), &output, "output", "o", "text", []string{"text", outputJSON}, "text or json")
 	return cmd
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/pkg/daemon"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -22,7 +23,7 @@ type rootFlags struct {
 
 func (f *rootFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.dataDir, "data-dir", defaultDataDir, "directory of the hub's data")
-	cmd.Flags().StringVar(&f.keyDir, "key-dir", defaultDataDir+"-keys", "directory with the offline keys")
+	cmd.Flags().StringVar(&f.keyDir, "key-dir", "", "directory with the offline keys (default: <data-dir>-keys)")
 	cmd.Flags().StringArrayVar(&f.files, "root-key-file", nil, "a root key; repeat it for as many as must sign "+
 		"(default: <key-dir>/"+trust.RootKeyFile+")")
 	cmd.Flags().StringArrayVar(&f.passphraseFiles, "passphrase-file", nil, "file with their passphrase; once for all "+
@@ -31,15 +32,17 @@ func (f *rootFlags) add(cmd *cobra.Command) {
 }
 
 func bundleLifetimeFlag(cmd *cobra.Command, lifetime *time.Duration) {
-	cmd.Flags().DurationVar(lifetime, "bundle-lifetime", trust.DefaultBundleTTL, "how long the signed trust bundle is "+
-		"current, 24h or longer; afterwards nodes report trust_bundle_expired")
+	daemon.DurationVar(cmd.Flags(), lifetime, "bundle-lifetime", trust.DefaultBundleTTL, trust.MinBundleTTL, 0,
+		"how long the signed trust bundle is current, 24h or longer; afterwards nodes report trust_bundle_expired")
 }
+
+func (f *rootFlags) offlineDir() string { return offlineDir(f.keyDir, f.dataDir) }
 
 // keys reads the passphrases and says which files they open.
 func (f *rootFlags) keys() (trust.RootKeys, error) {
 	keys := trust.RootKeys{Files: f.files}
 	if len(keys.Files) == 0 {
-		keys.Files = []string{filepath.Join(f.keyDir, trust.RootKeyFile)}
+		keys.Files = []string{filepath.Join(f.offlineDir(), trust.RootKeyFile)}
 	}
 	passphrases, err := readPassphrases(keys.Files, f.passphraseFiles)
 	keys.Passphrases = passphrases
@@ -180,7 +183,7 @@ sign, and the third may be the lost one: name it with --retire.`,
 			if err != nil {
 				return err
 			}
-			file, present := target, filepath.Join(f.keyDir, trust.RootKeyFile)
+			file, present := target, filepath.Join(f.offlineDir(), trust.RootKeyFile)
 			if target == "" {
 				file = present + ".new"
 				done, err := trust.Replaced(f.dataDir, protocol.RoleRoot, file, append(root.Passphrases, secret))
@@ -279,7 +282,7 @@ on: one may be lost or stolen. Keep them in different places.`,
 				return err
 			}
 			if len(targets) == 0 {
-				targets = []string{filepath.Join(f.keyDir, "root-2.age"), filepath.Join(f.keyDir, "root-3.age")}
+				targets = []string{filepath.Join(f.offlineDir(), "root-2.age"), filepath.Join(f.offlineDir(), "root-3.age")}
 			}
 			change := trust.NextBundle{Threshold: threshold, ScryptWorkFactor: passphrase.workFactor()}
 			for _, file := range targets {

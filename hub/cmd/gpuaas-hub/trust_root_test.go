@@ -246,6 +246,29 @@ func TestInitPrintsAGeneratedPassphraseOnce(t *testing.T) {
 }
 
 // The line of age's header that names the recipient ends with log2 of the work for one guess.
+func TestInitWithAnUnknownOutputMakesNoKey(t *testing.T) {
+	dir := t.TempDir()
+	_, err := cli(t, "init", "--data-dir", filepath.Join(dir, "hub"), "--generate-passphrase", "-o", "yaml")
+	require.ErrorContains(t, err, "must be text or json")
+	_, err = cli(t, "init", "--data-dir", filepath.Join(dir, "hub"), "--generate-passphrase", "--bundle-lifetime", "0")
+	require.ErrorContains(t, err, "--bundle-lifetime")
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, entries)
+}
+
+func TestTheOfflineKeysLieBesideTheDataDirectory(t *testing.T) {
+	data := filepath.Join(t.TempDir(), "hub")
+	printed, err := cli(t, "init", "--data-dir", data, "--generate-passphrase", "-o", "json")
+	require.NoError(t, err)
+	var made struct{ Passphrase string }
+	require.NoError(t, json.Unmarshal([]byte(printed), &made))
+	passphrase := filepath.Join(t.TempDir(), "passphrase")
+	require.NoError(t, os.WriteFile(passphrase, []byte(made.Passphrase), 0o600))
+	_, err = cli(t, "trust", "renew", "--data-dir", data, "--passphrase-file", passphrase)
+	require.NoError(t, err)
+}
+
 func TestOnlyAPassphraseThatTheHubMadeIsNotStretched(t *testing.T) {
 	h := newHome(t)
 	own := filepath.Join(h.dir, "own")
