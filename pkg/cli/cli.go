@@ -77,7 +77,7 @@ Without a file, GPUAAS_URL, GPUAAS_CA_FILE and GPUAAS_TOKEN or GPUAAS_TOKEN_FILE
 		DisableAutoGenTag: true,
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
 			// Cobra checks this too, after this function, and without our exit code.
-			return cmp.Or(checkOutput(a.output), usage(c.ValidateRequiredFlags()))
+			return cmp.Or(checkOutput(a.output), checkTimeout(a.timeout), usage(c.ValidateRequiredFlags()))
 		},
 	}
 	f := root.PersistentFlags()
@@ -156,6 +156,13 @@ func (a *app) action(use, short string, args cobra.PositionalArgs, run func(ctx 
 			return run(ctx, s, given)
 		},
 	}
+}
+
+func checkTimeout(d time.Duration) error {
+	if d < 0 {
+		return usage(errors.New("--timeout is a time span like 30s, or 0"))
+	}
+	return nil
 }
 
 // bounded ends with --timeout.

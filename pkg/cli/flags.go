@@ -62,3 +62,28 @@ func (f linesFlag) Set(text string) error {
 func (linesFlag) Type() string { return "int32" }
 
 var _ pflag.Value = linesFlag{}
+
+// lifeFlag is a time span in whole seconds. None at all would be sent as if nothing had been said.
+type lifeFlag struct{ seconds *int64 }
+
+func (f lifeFlag) String() string {
+	if f.seconds == nil || *f.seconds == 0 {
+		return ""
+	}
+	return (time.Duration(*f.seconds) * time.Second).String()
+}
+
+// Set fits pflag.Value.
+func (f lifeFlag) Set(text string) error {
+	d, err := time.ParseDuration(text)
+	if err != nil || d < time.Second {
+		return errors.New("not a time span like 720h, of a second or more")
+	}
+	*f.seconds = int64(d / time.Second)
+	return nil
+}
+
+// Type fits pflag.Value.
+func (lifeFlag) Type() string { return "duration" }
+
+var _ pflag.Value = lifeFlag{}

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -56,14 +55,14 @@ func (a *app) invitationsCommand() *cobra.Command {
 
 func (a *app) createInvitationCommand(org *string) *cobra.Command {
 	var roles, custom []string
-	var life time.Duration
+	var seconds int64
 	c := a.action("create EMAIL", "Invite an e-mail address; the token is shown once", cobra.ExactArgs(1),
 		func(ctx context.Context, s *session, args []string) error {
 			id, err := s.orgOrOwn(ctx, *org)
 			if err != nil {
 				return err
 			}
-			body := client.InvitationCreate{Email: args[0], ExpiresInSeconds: int64(life.Seconds())}
+			body := client.InvitationCreate{Email: args[0], ExpiresInSeconds: seconds}
 			for _, r := range roles {
 				body.Roles = append(body.Roles, client.UserRole(r))
 			}
@@ -81,7 +80,7 @@ func (a *app) createInvitationCommand(org *string) *cobra.Command {
 	f.StringSliceVar(&roles, "role", nil, "org_admin, org_member, org_billing or app_publisher (repeatable; default: "+
 		"org_member, without --custom)")
 	f.StringSliceVar(&custom, "custom", nil, "role that the org has made, by id or slug (repeatable)")
-	f.DurationVar(&life, "life", 0, "how long it is valid (default: what the hub gives)")
+	f.Var(lifeFlag{&seconds}, "life", "how long it is valid (default: what the hub gives)")
 	return c
 }
 

@@ -66,7 +66,8 @@ func encode(w io.Writer, format string, v any) error {
 	}
 	if format == "yaml" {
 		var tree any
-		if err := json.Unmarshal(text, &tree); err != nil {
+		// JSON is YAML. Read as JSON, the numbers would be floats: 1048576 is written as 1.048576e+06.
+		if err := yaml.Unmarshal(text, &tree); err != nil {
 			return err
 		}
 		if text, err = yaml.Marshal(tree); err != nil {

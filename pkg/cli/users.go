@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -87,13 +86,13 @@ func (a *app) createUserCommand() *cobra.Command {
 
 func (a *app) createTokenCommand() *cobra.Command {
 	var (
-		life        time.Duration
+		seconds     int64
 		description string
 	)
 	c := a.oneUser("token", "Make a personal token for a user (platform admin); it is shown once",
 		func(ctx context.Context, s *session, id string) error {
 			t, err := client.Read[client.UserToken](s.hub.CreateUserToken(ctx, id, client.UserTokenCreate{
-				Description: description, ExpiresInSeconds: int64(life.Seconds()),
+				Description: description, ExpiresInSeconds: seconds,
 			}, s.editors()...))
 			if err != nil {
 				return err
@@ -103,7 +102,7 @@ func (a *app) createTokenCommand() *cobra.Command {
 				{"EXPIRES", func(t client.UserToken) string { return stamp(t.ExpiresAt) }},
 			})
 		})
-	c.Flags().DurationVar(&life, "life", 0, "how long it is valid (default: what the hub gives)")
+	c.Flags().Var(lifeFlag{&seconds}, "life", "how long it is valid (default: what the hub gives)")
 	c.Flags().StringVar(&description, "description", "", "what it is for")
 	return c
 }
