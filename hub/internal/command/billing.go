@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/gpuaas/gpuaas/hub/internal/access"
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -16,13 +17,12 @@ import (
 func (s *Service) CreatePrice(ctx context.Context, m Meta, in ledger.Price) (ledger.Price, error) {
 	check := access.Platform(m.Principal, iam.PriceWrite)
 	return once(ctx, s, m, check, func(tx db.Tx, _ access.Nothing) (ledger.Price, error) {
-		p, err := ledger.CreatePrice(ctx, tx, in, m.Now)
+		owner, err := checkScope(ctx, tx, in)
 		if err != nil {
 			return ledger.Price{}, err
 		}
-		// The event says the app's name: where the app is an org's own, it is for that org.
-		app, err := catalog.GetApp(ctx, tx, p.AppSlug)
-		if err != nil && !fault.Is(err, fault.NotFound) {
+		p, err := ledger.CreatePrice(ctx, tx, in, m.Now)
+		if err != nil {
 			return ledger.Price{}, err
 		}
 		data := map[string]any{
@@ -40,11 +40,29 @@ func (s *Service) CreatePrice(ctx context.Context, m Meta, in ledger.Price) (led
 			Action:       iam.PriceWrite,
 			ResourceType: resourcePrice,
 			ResourceID:   p.ID,
-			OrgID:        app.OrgID,
+			OrgID:        owner, // the event says the app's name
 			Data:         data,
 			After:        data,
 		})
 	})
+}
+
+// checkScope refuses an app or a SKU that does not exist: nothing would ever be charged the price. It returns the org
+// whose own app it is, if any.
+func checkScope(ctx context.Context, tx db.Tx, p ledger.Price) (owner string, err error) {
+	if p.SKU != "" {
+		if _, err := capacity.GetSKU(ctx, tx, p.SKU); err != nil {
+			return "", err
+		}
+	}
+	if p.AppSlug == "" {
+		return "", nil
+	}
+	app, err := catalog.GetApp(ctx, tx, p.AppSlug)
+	if fault.Is(err, fault.NotFound) {
+		err = fault.New(fault.NotFound, fault.CodeNotFound, "There is no such app; register a version of it first.", nil)
+	}
+	return app.OrgID, err
 }
 
 // GrantCredit puts money into an org's wallet. It sets the grant's key.
