@@ -53,6 +53,9 @@ kept by slots of four hours or more, those of the whole first and last slot are 
 			if latest, err = timeFlag("to", to, time.Now().Add(24*time.Hour)); err != nil {
 				return err
 			}
+			if !earliest.Before(latest) {
+				return fault.New(fault.Malformed, fault.CodeFlagInvalid, "--from must be before --to.", nil)
+			}
 			var closers closers
 			defer func() { err = errors.Join(err, closers.close()) }()
 			d, err := openLocalDatabase(cmd.Context(), c, closers.add)

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/periodic"
 	"github.com/gpuaas/gpuaas/hub/internal/query"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -32,6 +33,12 @@ func exported(h *hubtest.Hub, n *hubtest.Node, from, to time.Time) map[uint64]*p
 	}}
 	require.NoError(h.T, export.Do(h.T.Context(), n.ID, from, to))
 	return out
+}
+
+func TestTheExportOfAnUnknownNodeFails(t *testing.T) {
+	export := query.ExportSegments{DB: hubtest.New(t).DB, Emit: func(ledger.SignedSegment) error { return nil }}
+	err := export.Do(t.Context(), db.NewID(), time.Time{}, time.Now())
+	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
 }
 
 // beginSlot sets the clock to a minute after the next change of slots: none comes but by Advance.

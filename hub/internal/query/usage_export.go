@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 )
 
@@ -27,7 +28,13 @@ type storeNumber struct {
 // Do emits the segments that were posted in slots that overlap [from, to): first those of the archive, then those that
 // are still to be packed. The hub may be packing meanwhile.
 func (c *ExportSegments) Do(ctx context.Context, nodeID string, from, to time.Time) error {
-	slots, err := db.Query(ctx, c.DB, func(tx db.Tx) ([]ledger.Slot, error) { return ledger.Slots(ctx, tx) })
+	slots, err := db.Query(ctx, c.DB, func(tx db.Tx) ([]ledger.Slot, error) {
+		// Nothing at all would read as no usage of the node.
+		if _, err := fleet.Get(ctx, tx, nodeID); err != nil {
+			return nil, err
+		}
+		return ledger.Slots(ctx, tx)
+	})
 	if err != nil {
 		return err
 	}
