@@ -41,6 +41,12 @@ func TestTheEndOfTheAgentsUnitLeavesContainersWhatTheyUse(t *testing.T) {
 	require.Contains(t, unit, "\nKillMode=process\n")
 }
 
+// With KillMode=control-group a stop would reach the backends of the private PostgreSQL, too, and cut the requests that
+// the hub lets finish (systemd.kill).
+func TestTheEndOfTheHubsUnitLeavesItsDatabaseToIt(t *testing.T) {
+	require.Contains(t, installed(t, "../systemd/gpuaas-hub.service"), "\nKillMode=mixed\n")
+}
+
 // Commands of ExecStartPost run once ExecStart has succeeded, those of ExecStopPost in any case (systemd.service). What
 // a backup has left that was killed goes, too.
 func TestOldBackupsGoOnlyAfterANewOne(t *testing.T) {

@@ -29,6 +29,7 @@ import (
 	storagemiddleware "github.com/distribution/distribution/v3/registry/storage/driver/middleware"
 	"github.com/opencontainers/go-digest"
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -114,9 +115,14 @@ func OpenRegistry(ctx context.Context, conf RegistryConfig) (r *Registry, err er
 	if err != nil {
 		return nil, fmt.Errorf("registry directory: %w", err)
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fault.New(fault.Unavailable, codeRegistryUnavailable, "The registry's directory cannot be made; check "+
-			"the hub's data directory.", err)
+	err = os.MkdirAll(dir, 0o700)
+	if err == nil {
+		err = unix.Access(dir, unix.R_OK|unix.W_OK|unix.X_OK) // or every push would fail
+	}
+	if err != nil {
+		return nil, fault.New(fault.Unavailable, codeRegistryUnavailable, "The registry's directory "+dir+" cannot be made "+
+			"or written: it must belong to the hub's user, and below ProtectSystem=strict of the hub's unit be in "+
+			"ReadWritePaths= too.", err)
 	}
 	if err := registerAccess(); err != nil {
 		return nil, fmt.Errorf("register the access control: %w", err)

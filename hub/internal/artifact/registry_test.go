@@ -2,12 +2,14 @@ package artifact_test
 
 import (
 	"context"
+	"crypto/ed25519"
 	"fmt"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/pkg/appkit"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -319,6 +322,18 @@ func TestUnfinishedUploadsArePurged(t *testing.T) {
 	n, err = b.registry.PurgeUploads(t.Context(), time.Now().Add(time.Hour))
 	require.NoError(t, err)
 	require.Positive(t, n)
+}
+
+// A directory on a read-only file system is what ProtectSystem=strict makes of one that is not in ReadWritePaths=.
+func TestADirectoryThatCannotBeWrittenIsSaidAtTheStart(t *testing.T) {
+	skip.Root(t, "a mount")
+	dir := t.TempDir()
+	require.NoError(t, syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_RDONLY, "size=1m"))
+	t.Cleanup(func() { require.NoError(t, syscall.Unmount(dir, syscall.MNT_DETACH)) })
+	key := ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))
+	_, err := artifact.OpenRegistry(t.Context(), artifact.RegistryConfig{Dir: dir, SigningKey: key, Now: time.Now})
+	require.EqualValues(t, "registry_unavailable", fault.As(err).Code, "%v", err)
+	require.Contains(t, fault.As(err).Public, "ReadWritePaths=")
 }
 
 func TestStorageFailureIsToldAndLogged(t *testing.T) {
