@@ -86,6 +86,9 @@ func (a *amd) read(address string, computes []computeNode) *protocol.Accelerator
 	if g.MemoryBytes, err = strconv.ParseUint(text("mem_info_vram_total"), 10, 64); err != nil {
 		g.Health, g.HealthReason = protocol.HealthFaulty, "the driver does not know its memory"
 	}
+	if len(computes) == 0 { // as many GPUs for displays alone
+		g.Health, g.HealthReason = protocol.HealthFaulty, "the kernel's compute driver does not serve it"
+	}
 	profile := text("current_compute_partition")
 	if memory := text("current_memory_partition"); memory != "" {
 		profile += "/" + memory

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/accelerator"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -93,6 +94,17 @@ func TestRadeonWithAndWithoutAUniqueID(t *testing.T) {
 		Id: "GPU-d20b5fe3917c4468", Vendor: "amd", Model: "AMD Radeon RX 7900", MemoryBytes: 24 << 30, Health: "ok",
 		PciAddress: "0000:03:00.0", Cores: 96, DriverVersion: "6.12.9-amd64",
 	}, list[1])
+}
+
+// No container could compute on a GPU that only drives displays, as that of many processors.
+func TestAGPUWithoutItsComputeDriverGetsNoWork(t *testing.T) {
+	root := unpack(t, "radeon")
+	require.NoError(t, os.RemoveAll(filepath.Join(root, "sys/class/kfd/kfd/topology/nodes/2")))
+	i := start(t, accelerator.Config{Root: root})
+	const id = "0000:0b:00.0"
+	require.Equal(t, "faulty the kernel's compute driver does not serve it", health(i, id))
+	require.Equal(t, agent.AcceleratorFaulty, i.State(id))
+	require.Equal(t, "ok ", health(i, "GPU-d20b5fe3917c4468"))
 }
 
 // One board must not silence its node: a report with a text that is not UTF-8 could not be encoded.
