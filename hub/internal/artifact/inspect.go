@@ -9,6 +9,7 @@ import (
 	"io"
 	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/distribution/distribution/v3"
 	"github.com/distribution/reference"
@@ -75,6 +76,9 @@ func (r *Registry) Inspect(ctx context.Context, repository, digest string) (Imag
 	in := inspector{repo: repo, manifests: manifests, seen: map[godigest.Digest]bool{}}
 	if err := in.add(ctx, d, true); err != nil {
 		return Image{}, err
+	}
+	if !slices.ContainsFunc(in.image.Platforms, func(p string) bool { return strings.HasPrefix(p, "linux/") }) {
+		return Image{}, unsupported("has no image for Linux")
 	}
 	if in.image.Signatures, err = in.signatures(ctx, digest); err != nil {
 		return Image{}, err
@@ -154,10 +158,14 @@ func (in *inspector) add(ctx context.Context, d godigest.Digest, top bool) error
 	for _, l := range doc.Layers {
 		in.image.SizeBytes += l.Size
 		// Resolving a layer also keeps it from being collected.
-		if _, err := in.repo.Blobs(ctx).Stat(ctx, l.Digest); isUnknown(err) {
+		stored, err := in.repo.Blobs(ctx).Stat(ctx, l.Digest)
+		switch {
+		case isUnknown(err):
 			return notPushed()
-		} else if err != nil {
+		case err != nil:
 			return fmt.Errorf("look up layer %s: %w", l.Digest, err)
+		case stored.Size != l.Size:
+			return unsupported("has a layer of another size than its manifest says")
 		}
 	}
 	return in.addPlatform(ctx, doc.Config)

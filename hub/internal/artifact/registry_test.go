@@ -66,13 +66,37 @@ func TestPushedImageIsInspectedAndItsSignatureJudged(t *testing.T) {
 func TestAnImageWithoutAPlatformIsRefused(t *testing.T) {
 	b := newBench(t)
 	signer, _ := newSigner(t)
-	for _, os := range []string{"", "linux\x00", strings.Repeat("l", 100)} {
+	for _, os := range []string{"", "linux\x00", strings.Repeat("l", 100), "windows"} {
 		one, err := mutate.ConfigFile(image(t, "one"), &v1.ConfigFile{OS: os, Architecture: "amd64"})
 		require.NoError(t, err)
 		pushed, err := appkit.Push(t.Context(), one, b.intent(t, repository), signer, nil)
 		require.NoError(t, err)
 		_, err = b.registry.Inspect(t.Context(), repository, pushed.Digest)
 		require.Equal(t, artifact.CodeUnsupported, fault.As(err).Code, "%q", os)
+	}
+}
+
+// sizedLayer is a layer of which its manifest says another size.
+type sizedLayer struct {
+	v1.Layer
+	size int64
+}
+
+func (l sizedLayer) Size() (int64, error) { return l.size, nil }
+
+// A node fetches as many bytes as the manifest says, and refuses what is longer or shorter.
+func TestAnImageWithALayerOfAnotherSizeIsRefused(t *testing.T) {
+	b := newBench(t)
+	signer, _ := newSigner(t)
+	layers, err := image(t, "more").Layers()
+	require.NoError(t, err)
+	for _, size := range []int64{-1, 1, 1 << 62} {
+		one, err := mutate.AppendLayers(image(t, "one"), sizedLayer{layers[0], size})
+		require.NoError(t, err)
+		pushed, err := appkit.Push(t.Context(), one, b.intent(t, repository), signer, nil)
+		require.NoError(t, err)
+		_, err = b.registry.Inspect(t.Context(), repository, pushed.Digest)
+		require.Equal(t, artifact.CodeUnsupported, fault.As(err).Code, size)
 	}
 }
 
