@@ -77,7 +77,7 @@ func New(c Config) *Dispatcher {
 	d := &Dispatcher{Config: c}
 	d.process = loop.New("dispatch", c.SyncEvery, d.processQueue, c.Log)
 	d.all = loop.New("resync", c.SyncEvery, d.SyncAll, c.Log)
-	d.renewal = loop.New("renew", c.SyncEvery, d.Renew, c.Log)
+	d.renewal = loop.New("renew", renewEvery(c.SyncEvery), d.Renew, c.Log)
 	c.DB.OnCommit(fleet.IntentQueue, d.Enqueue)
 	// An instrument that cannot be made counts nothing; its error would be a misspelt name.
 	meter := otel.Meter("gpuaas/dispatch")
@@ -88,6 +88,9 @@ func New(c Config) *Dispatcher {
 		metric.WithDescription("Leases that were due and could not be renewed, mostly for lack of money."))
 	return d
 }
+
+// renewEvery is the period of the pass over leases: with a long resync, leases of billing.MinLease would end before it.
+func renewEvery(syncEvery time.Duration) time.Duration { return min(syncEvery, time.Minute) }
 
 // Loops process the queue, sync all nodes and renew leases. None waits for another.
 func (d *Dispatcher) Loops() []*loop.Loop { return []*loop.Loop{d.process, d.all, d.renewal} }
