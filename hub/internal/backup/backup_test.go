@@ -221,4 +221,7 @@ func TestABackupGoesIntoNothingThatHoldsSomething(t *testing.T) {
 	_, err = backup.Restore(t.Context(), to, file)
 	require.EqualValues(t, "database_not_empty", fault.As(err).Code)
 	require.NoDirExists(t, filepath.Join(to.DataDir, "trust"))
+	to.Database = target(t).Database
+	_, err = backup.Restore(t.Context(), to, file)
+	require.NoError(t, err, "the right database needs no other directory")
 }

@@ -192,6 +192,9 @@ func Restore(ctx context.Context, t Target, path string) (Header, error) {
 		return Header{}, restoreTrouble(t.DataDir, err)
 	}
 	d, err := t.Database(ctx)
+	if err == nil {
+		err = db.RequireEmpty(ctx, d) // before the hub's keys lie in the data directory
+	}
 	if err != nil {
 		return Header{}, err
 	}

@@ -184,23 +184,29 @@ func referredFirst(ctx context.Context, tx Tx, in []Table) ([]Table, error) {
 	return out, nil
 }
 
+// RequireEmpty refuses a database that has tables, as Load does.
+func RequireEmpty(ctx context.Context, d *DB) error {
+	have, err := ReadTx(ctx, d, func(tx Tx) ([]Table, error) { return tables(ctx, tx) })
+	if err == nil && len(have) > 0 {
+		err = fault.New(fault.Conflict, codeDatabaseNotEmpty, "The database has tables already: a backup is restored into "+
+			"an empty one only.", fmt.Errorf("table %s", have[0].Name))
+	}
+	return err
+}
+
 // Load fills an empty database from a dump: first the schema as it was then, then the rows, one table a statement.
 // Migrate migrates it afterwards. next gives the rows of the tables, one after the other, until ok is false.
 func Load(ctx context.Context, d *DB, versions []int64,
 	next func() (t Table, rows io.Reader, ok bool, err error),
 ) error {
-	have, err := ReadTx(ctx, d, func(tx Tx) ([]Table, error) { return tables(ctx, tx) })
-	if err != nil {
+	if err := RequireEmpty(ctx, d); err != nil {
 		return err
-	}
-	if len(have) > 0 {
-		return fault.New(fault.Conflict, codeDatabaseNotEmpty, "The database has tables already: a backup is restored into "+
-			"an empty one only.", fmt.Errorf("table %s", have[0].Name))
 	}
 	if err := migrateTo(ctx, d, versions); err != nil {
 		return err
 	}
-	if have, err = ReadTx(ctx, d, func(tx Tx) ([]Table, error) { return tables(ctx, tx) }); err != nil {
+	have, err := ReadTx(ctx, d, func(tx Tx) ([]Table, error) { return tables(ctx, tx) })
+	if err != nil {
 		return err
 	}
 	conn, err := d.pool.Acquire(ctx)
