@@ -33,6 +33,8 @@ func billVolume(ctx context.Context, tx db.Tx, c capacity.VolumeChange, by By) e
 		return nil
 	case v.Status == capacity.VolumeDeleted || v.Status == capacity.VolumeNodeLost:
 		return ledger.CloseSubject(ctx, tx, v.ID, by.Now, by.Now)
+	case v.Status == capacity.VolumeDeleting && c.Snapshot == nil:
+		return nil // as before, until it is deleted
 	case c.Snapshot != nil, v.Status == capacity.VolumeMissing, c.Before == capacity.VolumeMissing,
 		v.Status == capacity.VolumeReady && c.Before != capacity.VolumePending:
 		bytes, err := capacity.VolumeBytes(ctx, tx, v.ID)

@@ -400,12 +400,11 @@ func TestLaw05ALargerVolumeIsBilledOnceItIsThere(t *testing.T) {
 	snapshot, err := w.Commands().CreateVolumeSnapshot(t.Context(), w.Meta("snapshot"), w.Project.ID, v.ID, "first")
 	require.NoError(t, err)
 	for _, mib := range []int64{96, 128} {
-		_, err := w.Commands().ResizeVolume(t.Context(), w.Meta("resize"), w.Project.ID, v.ID, mib<<20)
-		require.NoError(t, err)
+		require.NoError(t, second(w.Commands().ResizeVolume(t.Context(), w.Meta("r"), w.Project.ID, v.ID, mib<<20)))
 		require.Equal(t, 128<<20, billed(), "asked for %d MiB, with a snapshot", mib)
 	}
-	require.NoError(t, second(w.Commands().DeleteVolumeSnapshot(t.Context(), w.Meta("delete"), w.Project.ID, v.ID,
-		snapshot.ID)))
+	_, err = w.Commands().DeleteVolumeSnapshot(t.Context(), w.Meta("delete"), w.Project.ID, v.ID, snapshot.ID)
+	require.NoError(t, err)
 	w.reportVolume(&protocol.VolumeStatus{
 		Id: v.ID, Status: protocol.VolumeStatus_READY, SizeBytes: 64 << 20,
 		Snapshots: []*protocol.SnapshotStatus{{Id: snapshot.ID, Status: protocol.VolumeStatus_DELETED}},
@@ -418,6 +417,9 @@ func TestLaw05ALargerVolumeIsBilledOnceItIsThere(t *testing.T) {
 	require.Equal(t, 64<<20, billed(), "it is back")
 	w.reportVolume(&protocol.VolumeStatus{Id: v.ID, Status: protocol.VolumeStatus_READY, SizeBytes: 128 << 20})
 	require.Equal(t, 128<<20, billed())
+	w.reportVolume(&protocol.VolumeStatus{Id: v.ID, Status: protocol.VolumeStatus_MISSING})
+	require.NoError(t, second(w.Commands().DeleteVolume(t.Context(), w.Meta("delete volume"), w.Project.ID, v.ID)))
+	require.Zero(t, billed(), "until its node says that it is deleted")
 }
 
 func TestANodeWithVolumesIsNotRemovedAndALostOneEndsThem(t *testing.T) {
