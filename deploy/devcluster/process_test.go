@@ -24,8 +24,8 @@ import (
 // holderEnv makes this program hold a lock on the named file while its first thread has ended.
 const holderEnv = "CLUSTER_TEST_HOLDER"
 
-// counterEnv makes this program count in the named file, by more threads than there are processors, so that one
-// that is signalled has to wait.
+// counterEnv makes this program count in the named file, by so many threads: more than there are processors, so that
+// the one that gets a signal has to wait.
 const (
 	counterEnv = "CLUSTER_TEST_COUNTER"
 	counters   = 32

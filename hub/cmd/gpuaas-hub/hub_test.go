@@ -469,14 +469,14 @@ func TestTokensOfServiceAccountsCountAsLongAsTheFlagSays(t *testing.T) {
 	require.InDelta(t, 900, life(), 1, "the default")
 }
 
-// A node that has lost its hub goes on for a day: the lease is what the documents, the flag and the dispatcher agree
-// on.
 func TestAnExportNeedsATimeSpan(t *testing.T) {
 	_, err := cli(t, "usage", "export", "--node", db.NewID(), "--from", "2026-11-22T10:00:00Z", "--to",
 		"2026-11-21T10:00:00Z")
 	require.ErrorContains(t, err, "--from must be before --to")
 }
 
+// A node that has lost its hub goes on for a day: the lease is what the documents, the flag and the dispatcher agree
+// on.
 func TestDefaultsAreWhatTheDocumentsSay(t *testing.T) {
 	read := func(name string) string {
 		data, err := os.ReadFile(filepath.Join("..", "..", "..", filepath.FromSlash(name)))

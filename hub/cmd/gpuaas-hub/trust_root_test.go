@@ -245,7 +245,6 @@ func TestInitPrintsAGeneratedPassphraseOnce(t *testing.T) {
 	require.NoError(t, trust.CheckRoot(trust.RootKey(made["root_key_file"], made["passphrase"])))
 }
 
-// The line of age's header that names the recipient ends with log2 of the work for one guess.
 func TestInitWithAnUnknownOutputMakesNoKey(t *testing.T) {
 	dir := t.TempDir()
 	_, err := cli(t, "init", "--data-dir", filepath.Join(dir, "hub"), "--generate-passphrase", "-o", "yaml")
@@ -269,6 +268,7 @@ func TestTheOfflineKeysLieBesideTheDataDirectory(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// The line of age's header that names the recipient ends with log2 of the work for one guess.
 func TestOnlyAPassphraseThatTheHubMadeIsNotStretched(t *testing.T) {
 	h := newHome(t)
 	own := filepath.Join(h.dir, "own")
