@@ -336,8 +336,8 @@ func startFault(err error) error {
 	text := err.Error()
 	switch {
 	case isBadCommand(text):
-		return fault.New(fault.Unprocessable, codeBadCommand, "The command is not in the image, or the service's user may "+
-			"not execute it.", err).Permanent()
+		return fault.New(fault.Unprocessable, codeBadCommand, "The command is not in the image, or may not be executed.",
+			err).Permanent()
 	case strings.Contains(text, "no space left on device"):
 		return fault.New(fault.Unavailable, fault.CodeDiskFull, "The node's disk is full: free space where containerd "+
 			"keeps its data.", err)
