@@ -201,6 +201,13 @@ func checks() map[string]func(a *app) {
 		"24-five-services":        checkFive,
 		"25-pinned-image":         answers,
 		"26-named-volumes":        checkVolumes,
+		"27-merged-names":         checkMerged,
+		"28-emptied-entrypoint": func(a *app) {
+			require.Equal(a.T, "server\x00--fast\x00", a.read("app", "cmdline"))
+			require.Equal(a.T, "server\x00", a.read("db", "cmdline"))
+			require.Equal(a.T, "server\x00", a.read("cache", "cmdline"), "tini has become it")
+		},
+		"29-healthcheck-times": func(a *app) { a.requireReadyBefore("model", "app") },
 	}
 }
 
@@ -278,6 +285,14 @@ func checkAnchors(a *app) {
 		a.i = a.Instance(a.i.ID)
 		return harness.Pending(nil, a.service("worker").Restarts == 1)
 	})
+}
+
+func checkMerged(a *app) {
+	a.requireReadOnly("app", "/srv")
+	a.requireReaches("db", "front:8000")
+	a.requireReaches("app", "queue:8000")
+	a.requireBefore("db", "app")
+	require.NoError(a.T, os.WriteFile(a.proc("db", "root/data/file"), nil, 0o600))
 }
 
 func checkFive(a *app) {
