@@ -20,7 +20,7 @@ type Conditions struct {
 	// Limits are those of the measuring process, which its children inherit: resource limits and its control group's.
 	Limits map[string]string `json:"limits"`
 	// Kernel has the settings of the kernel on which a number depends.
-	Kernel map[string]string `json:"kernel"`
+	Kernel map[string]string `json:"sysctls"`
 	// LoadBefore and LoadAfter are the machine's load averages of one minute around the row.
 	LoadBefore float64 `json:"load_before"`
 	LoadAfter  float64 `json:"load_after"`
