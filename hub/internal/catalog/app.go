@@ -86,6 +86,15 @@ func CountApps(ctx context.Context, tx db.Tx, orgID string) (int64, error) {
 	return db.Value[int64](ctx, tx, `SELECT count(*) FROM apps WHERE org_id = $1`, orgID)
 }
 
+// VisibleTo adds that an app, by the column of its slug, is the org's own, the platform's, or none that there is: an
+// org's own apps are nobody else's to know of.
+func VisibleTo(orgID string) func(w *db.Where, slug string) {
+	return func(w *db.Where, slug string) {
+		w.And("NOT EXISTS (SELECT 1 FROM apps a WHERE a.slug = " + slug +
+			" AND a.org_id IS NOT NULL AND a.org_id IS DISTINCT FROM " + w.Arg(db.OrNull(orgID)) + ")")
+	}
+}
+
 // HasVersions reports whether a version is registered under the slug.
 func HasVersions(ctx context.Context, tx db.Tx, slug string) (bool, error) {
 	return db.Value[bool](ctx, tx, `SELECT EXISTS (SELECT 1 FROM app_versions WHERE app_slug = $1)`, slug)

@@ -194,7 +194,7 @@ func TestMoneyThatMakesNoSenseIsRefused(t *testing.T) {
 	require.Equal(t, 403, h.ask(t, boss, "POST", "/admin/prices", "b",
 		`{"meter":"session_seconds","currency":"EUR","price":"1","per":"hour"}`).status)
 	empty, err := db.ReadTx(t.Context(), h.d, func(tx db.Tx) (int, error) {
-		prices, _, err := ledger.ListPrices(t.Context(), tx, ledger.Filter{}, "")
+		prices, _, err := ledger.ListPrices(t.Context(), tx, ledger.Filter{}, nil)
 		return len(prices), err
 	})
 	require.NoError(t, err)

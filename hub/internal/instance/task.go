@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -125,7 +126,7 @@ func EndUntouched(ctx context.Context, tx db.Tx, c Change, now time.Time) (Chang
 func ClaimTask(ctx context.Context, tx db.Tx, i Instance, t Task, by principal.Actor, name string, lease time.Duration,
 	now time.Time,
 ) (TaskChange, error) {
-	open, err := selectTasks(ctx, tx, `WHERE instance_id = $1 AND ended_at IS NULL AND id < $2 ORDER BY id`, i.ID, t.ID)
+	open, err := openBefore(ctx, tx, t)
 	if err != nil {
 		return TaskChange{}, err
 	}
@@ -162,11 +163,16 @@ func ClaimTask(ctx context.Context, tx db.Tx, i Instance, t Task, by principal.A
 	return move(ctx, tx, i, t, l, steps, nil, "claimed", now)
 }
 
+// openBefore returns the earlier tasks of the same instance that have no end yet.
+func openBefore(ctx context.Context, tx db.Tx, t Task) ([]Task, error) {
+	return selectTasks(ctx, tx, `WHERE instance_id = $1 AND ended_at IS NULL AND id < $2 ORDER BY id`, t.InstanceID, t.ID)
+}
+
 // MayClaim reports whether a worker may claim a pending task now: no earlier one of its instance is to be worked off
 // first, and it has not failed just now.
 func MayClaim(ctx context.Context, tx db.Tx, t Task, now time.Time) (bool, error) {
-	earlier, err := db.Value[bool](ctx, tx, `SELECT EXISTS (SELECT 1 FROM instance_tasks WHERE instance_id = $1 AND id < $2
-		AND ended_at IS NULL AND NOT (cancel_requested AND lease_expires_at <= $3))`, t.InstanceID, t.ID, now)
+	open, err := openBefore(ctx, tx, t)
+	earlier := slices.ContainsFunc(open, func(o Task) bool { return o.StateAt(now) != lifecycle.TaskCancelled })
 	return !earlier && !now.Before(t.NotBefore), err
 }
 

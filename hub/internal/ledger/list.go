@@ -59,16 +59,17 @@ func ListPostings(ctx context.Context, tx db.Tx, f Filter) ([]Posting, string, e
 	return rows, next, withLegs(ctx, tx, rows)
 }
 
-// ListPrices gives the price book of a meter, or all of it, newest first, and the cursor of the next page. An org's own
-// apps are nobody else's to know of: with an org, prices of other orgs' apps are left out.
-func ListPrices(ctx context.Context, tx db.Tx, f Filter, org string) ([]Price, string, error) {
+// ListPrices gives the price book of a meter, or all of it, newest first, and the cursor of the next page. visible,
+// which may be nil, adds which apps the caller may know of, by the column of their slugs.
+func ListPrices(ctx context.Context, tx db.Tx, f Filter, visible func(w *db.Where, slug string),
+) ([]Price, string, error) {
 	if err := f.check(); err != nil {
 		return nil, "", err
 	}
 	var w db.Where
 	w.Compare("meter =", f.Meter)
-	if org != "" {
-		w.And("NOT EXISTS (SELECT FROM apps a WHERE a.slug = p.app_slug AND a.org_id <> " + w.Arg(org) + ")")
+	if visible != nil {
+		visible(&w, "p.app_slug")
 	}
 	f.narrow(&w, "p.")
 	most := w.Arg(f.limit() + 1)

@@ -259,13 +259,13 @@ func (s *Service) Wallet(ctx context.Context, p iam.Principal, orgID string) (Wa
 
 // Prices lists the price book, the newest row first: all of it for platform admins, else without other orgs' apps.
 func (s *Service) Prices(ctx context.Context, p iam.Principal, f ledger.Filter) (Page[ledger.Price], error) {
-	org := p.OrgID
+	visible := catalog.VisibleTo(p.OrgID)
 	if p.PlatformAdmin {
-		org = ""
+		visible = nil
 	}
 	return read(ctx, s, access.Platform(p, iam.PriceRead),
 		func(tx db.Tx, _ access.Nothing) (out Page[ledger.Price], err error) {
-			out.Items, out.Next, err = ledger.ListPrices(ctx, tx, f, org)
+			out.Items, out.Next, err = ledger.ListPrices(ctx, tx, f, visible)
 			return out, err
 		})
 }
